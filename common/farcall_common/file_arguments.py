@@ -7,6 +7,8 @@
 The endpoint stages the files: it copies those that are read to its own storage before the task gets a worker, and those
 that are written from there after the function has returned. The function gets :class:`File` objects too, which are
 paths there: ``open(scan)``.
+
+A worker imports this when its task has files: it must need no package but those of Python.
 """
 
 from __future__ import annotations
@@ -24,10 +26,15 @@ from typing import IO, Any, Final, Literal
 from farcall_common.errors import ConfigurationError, did_you_mean
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
+PREFIX: Final = b"fl\n"
+"""Of a payload with a list of files."""
+LOCAL: Final = "file://"
+"""Of a path of the endpoint."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
 """Those that a client knows. What an endpoint can reach is its own matter."""
 OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
+_MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 _MOST_NAME_BYTES: Final = 200
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
@@ -142,12 +149,12 @@ class File(os.PathLike[str]):
         return hash((self.url, self.mode))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        found = getattr(_collected, "files", None)
+        found, returning = _here.found, _here.returning
         if found is not None:
             found[self.described()] = None
         mode, path = self._mode, None if found is not None else self._path
-        if _returning is not None and path is not None:
-            mode, path = None, path if _returning == "path" else None
+        if returning is not None and path is not None:
+            mode, path = None, path if returning == "path" else None
         return _restored, (self.url, mode, self.size_bytes, self.sha256, path)
 
     def __farcall_json__(self) -> Described:
@@ -193,10 +200,57 @@ def local_name(url: str) -> str:
     return "file" if name in ("", ".", "..") else name
 
 
+def place_of(directory: str, url: str, mode: Mode) -> str:
+    """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
+    of a running task, need no list."""
+    import hashlib  # here: it takes longer than all of this module, and only endpoints need it
+
+    return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
+
+
+def shown(url: str) -> str:
+    """A URL for messages and logs: without user, password and query, which may hold a signature."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path = path.partition("?")[0].partition("#")[0]
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def local_path(url: str) -> Path:
+    """The path that a ``file://`` URL names."""
+    return Path("/", urllib.parse.unquote(url.removeprefix(LOCAL).partition("/")[2]))
+
+
+def has_files(payload: bytes | memoryview) -> bool:
+    """Whether a payload has a list of files."""
+    return bytes(payload[: len(PREFIX)]) == PREFIX
+
+
+def without_files(payload: bytes | memoryview) -> memoryview:
+    """The call or graph in a payload, without the list in front of it, which is not read."""
+    view = memoryview(payload)
+    if not has_files(view):
+        return view
+    line = bytes(view[len(PREFIX) : len(PREFIX) + _MOST_LINE_BYTES]).partition(b"\n")[0]
+    return view[len(PREFIX) + len(line) + 1 :]
+
+
 # -- the submitter -----------------------------------------------------------------------------------------------------
 
 _in_use = False
-_collected = threading.local()
+
+
+class _Here(threading.local):
+    """What this thread writes or reads. ``place``: gives a file that is read from arguments its path. ``returning``:
+    what is written of a file in a value that a task has returned."""
+
+    found: dict[Described, None] | None = None
+    place: Callable[[File], str] | None = None
+    returning: Literal["path", "url"] | None = None
+
+
+_here: Final = _Here()
 
 
 def in_use() -> bool:
@@ -208,12 +262,11 @@ def in_use() -> bool:
 def collecting() -> Iterator[dict[Described, None]]:
     """The files that this thread writes meanwhile, in order, each once."""
     found: dict[Described, None] = {}
-    former = getattr(_collected, "files", None)
-    _collected.files = found
+    former, _here.found = _here.found, found
     try:
         yield found
     finally:
-        _collected.files = former
+        _here.found = former
 
 
 def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,36 +287,29 @@ def _as_output(value: Any) -> Any:
 
 # -- the worker --------------------------------------------------------------------------------------------------------
 
-_place: Callable[[File], str] | None = None
-"""Of the running task: gives a file that is read from its arguments its path."""
-_returning: Literal["path", "url"] | None = None
-"""What is written of a file in a value that a task has returned."""
-
 
 @contextlib.contextmanager
 def placed(place: Callable[[File], str]) -> Iterator[None]:
-    """Files that are read meanwhile get the paths that ``place`` gives them, unless they have one."""
-    global _place
-    former, _place = _place, place
+    """Files that this thread reads meanwhile get the paths that ``place`` gives them, unless they have one."""
+    former, _here.place = _here.place, place
     try:
         yield
     finally:
-        _place = former
+        _here.place = former
 
 
 @contextlib.contextmanager
 def returning(*, paths: bool) -> Iterator[None]:
-    """Files with a path that are written meanwhile are results: their reader reads them.
+    """Files with a path that this thread writes meanwhile are results: their reader reads them.
 
     :param paths: whether it is a task of the same endpoint that finds them under their paths. For others they have none
         any more, and are files of storage.
     """
-    global _returning
-    former, _returning = _returning, "path" if paths else "url"
+    former, _here.returning = _here.returning, "path" if paths else "url"
     try:
         yield
     finally:
-        _returning = former
+        _here.returning = former
 
 
 def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
@@ -271,6 +317,6 @@ def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str |
     _in_use = True
     file = File.__new__(File)
     file.url, file._mode, file.size_bytes, file.sha256, file._path = url, mode, size_bytes, sha256, path
-    if path is None and _place is not None:
-        file._path = _place(file)
+    if path is None and _here.place is not None:
+        file._path = _here.place(file)
     return file

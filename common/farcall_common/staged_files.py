@@ -1,4 +1,4 @@
-"""The list of a task's files (see :mod:`.file_arguments`) in front of its payload, and where the endpoint puts them.
+"""The list of a task's files (see :mod:`.file_arguments`), in front of its payload.
 
 Between a submitter and an endpoint nothing opens the list: it is a part of the payload, which the cloud passes on, and
 which a sealed call encrypts. An agent reads the list without the arguments.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Final
@@ -20,13 +19,11 @@ from typing import Annotated, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError, InvalidRequest
-from farcall_common.file_arguments import Described, Mode, local_name
-from farcall_common.limits import MAX_FILES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
+from farcall_common.file_arguments import PREFIX, Described, Mode, shown, without_files
+from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS, MIB
 
-PREFIX: Final = b"fl\n"
 MAX_LIST_BYTES: Final = 48 * MIB
 """Of a list that is not compressed."""
-_MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -40,21 +37,6 @@ class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     mode: Mode = "r"
     size_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
-
-
-def place_of(directory: str, url: str, mode: Mode) -> str:
-    """The path of a file in the directory of a task's files. The URL alone decides it: a stage of a graph, and a call
-    of a running task, need no list."""
-    return f"{directory}/{mode}/{hashlib.sha256(url.encode(errors='replace')).hexdigest()[:32]}/{local_name(url)}"
-
-
-def shown(url: str) -> str:
-    """A URL for messages and logs: without user, password and query, which may hold a signature."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    if scheme in ("http", "https"):
-        path = path.partition("?")[0].partition("#")[0]
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 # -- the submitter -----------------------------------------------------------------------------------------------------
@@ -99,11 +81,6 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(Annotated[tuple[FileUse, ...], msgspec.Meta(max_length=MAX_FILES)]).decode
 
 
-def has_files(payload: bytes | memoryview) -> bool:
-    """Whether a payload has a list of files."""
-    return bytes(payload[: len(PREFIX)]) == PREFIX
-
-
 def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memoryview]:
     """The list of files in front of a payload, and the call or graph behind it. Anything may be in them.
 
@@ -123,12 +100,3 @@ def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memory
     if twice := _twice(uses):
         raise DeserializationError(f"The list of files has {shown(twice)} twice.")
     return uses, rest
-
-
-def without_files(payload: bytes | memoryview) -> memoryview:
-    """The call or graph in a payload, without the list in front of it, which is not read."""
-    view = memoryview(payload)
-    if not has_files(view):
-        return view
-    line = bytes(view[len(PREFIX) : len(PREFIX) + _MOST_LINE_BYTES]).partition(b"\n")[0]
-    return view[len(PREFIX) + len(line) + 1 :]

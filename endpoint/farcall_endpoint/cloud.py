@@ -86,6 +86,7 @@ class Cloud:
             "platform": capabilities.platform,
             "knows_retries": True,
             "knows_graphs": True,
+            "knows_files": True,
             "containers": list(capabilities.containers),
             "worker_share": msgspec.to_builtins(worker_share),
             **({} if sealing is None else {"sealing": sealing.to_json()}),

@@ -21,6 +21,7 @@ from farcall._task_info import TaskInfo, Why
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
 from farcall_common.progress import PROGRESS, read_progress
+from farcall_common.staging import FILES, STAGING, read_files, read_staging
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -989,6 +990,8 @@ class Client(SourceCode, Sharing):
             exception=exception,
             stages=stages_of(result.details, lambda data, what: reader.read_other(data, origin, what)),
             progress=read_progress(result.details.get(PROGRESS)),
+            staging=read_staging(result.details.get(STAGING)),
+            files=read_files(result.details.get(FILES)),
         )
 
 

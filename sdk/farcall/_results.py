@@ -37,6 +37,7 @@ from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.payload.include import hint_for_missing
 from farcall_common.progress import PROGRESS
+from farcall_common.staging import STAGING
 from farcall_common.wire import BlobLocation, StreamResult, TaskState
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | Non
     """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
     ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
     details: dict[str, Any] = task.get("details") or {}
-    running = {name: task[name] for name in ("stages", PROGRESS) if task.get(name)}  # of a task that runs
+    running = {name: task[name] for name in ("stages", PROGRESS, STAGING) if task.get(name)}  # of a task that runs
     details = {**running, **details}
     result = StreamResult(
         task_id=task["task_id"],

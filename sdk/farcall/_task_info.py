@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall._display import card, local_time, shortened
@@ -11,6 +11,7 @@ from farcall._stages import Stages
 from farcall_common.durations import ago
 from farcall_common.plain_text import plain
 from farcall_common.progress import Progress
+from farcall_common.staging import StagedFile, Staging
 
 if TYPE_CHECKING:
     from farcall_common.wire import TaskState
@@ -26,9 +27,10 @@ _BLOCKED: Final = frozenset(
 class Why:
     """Why a task is in its state. ``str()`` of it is one sentence.
 
-    ``reason`` is for programs: ENDED, RUNNING, RETRYING, STARTING, ENVIRONMENT_STARTING, ENVIRONMENT_PROBLEM,
-    ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE, ENDPOINT_PROBLEM, ALLOWANCE, NO_WORKERS, WORKERS_BUSY,
-    NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT (of this side); there may be more. ``state``
+    ``reason`` is for programs: ENDED, RUNNING, RETRYING, STAGING_IN, STAGING_OUT, STARTING, ENVIRONMENT_STARTING,
+    ENVIRONMENT_PROBLEM, ENDPOINT_DELETED, ENDPOINT_NEVER_SEEN, ENDPOINT_OFFLINE, ENDPOINT_PROBLEM, ALLOWANCE,
+    NO_WORKERS, WORKERS_BUSY, NEXT, NOT_QUEUED, QUEUE_AWAY (of the API), WAITING_FOR_INPUTS, NOT_SENT (of this side);
+    there may be more. ``state``
     is the task's state, which it has been in for ``state_age_s`` seconds. If it has not started at ``expires_at``
     (epoch seconds), it ends as failed. ``queue_position`` is how many of your tasks go first, None when it is not in
     the endpoint's queue, in which ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The
@@ -113,7 +115,8 @@ class TaskInfo(Mapping[str, Any]):
     :class:`TaskError`, or why the result cannot be read here. ``retry_of`` is the task that this one repeats,
     ``environment`` the name of what it runs in, or its technology and place. ``stages`` are those of a graph.
     ``progress`` is what the function last said with ``current().progress``, None if it has said nothing; of a sealed
-    call without its text while it runs.
+    call without its text while it runs. ``staging`` says which files its endpoint copies now, None if none; ``files``
+    are those that it has copied, the first 100 at most.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -135,6 +138,8 @@ class TaskInfo(Mapping[str, Any]):
     environment: str = ""
     stages: Stages = dataclasses.field(default_factory=Stages, repr=False)
     progress: Progress | None = dataclasses.field(default=None, repr=False)
+    staging: Staging | None = dataclasses.field(default=None, repr=False)
+    files: Sequence[StagedFile] = dataclasses.field(default=(), repr=False)
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
@@ -148,6 +153,8 @@ class TaskInfo(Mapping[str, Any]):
         result = shortened(self.value) if self.state is not None and self.state.value == "success" else None
         ended = {"error": self.exception and str(self.exception), "result": None if self.exception else result}
         known |= {"progress": str(self.progress)} if self.progress else {}
+        if self.staging or self.files:
+            known["files"] = str(self.staging or len(self.files))
         shown = {**known, "attempts": self.attempt or None, **{name: local_time(at) for name, at in instants.items()}}
         return card(f"Task {self.task_id}", {**shown, "seconds": self._ran_s(), "retry of": self.retry_of, **ended})
 

@@ -95,6 +95,8 @@ class WorkerUnderTest:
         kwargs: Mapping[str, object] | None = None,
         also: Sequence[str] = (),
         included: Included | None = None,
+        files_dir: str = "",
+        attempt: int = 1,
     ) -> None:
         """Send a call; without a function it collects its inputs. ``also``: tasks with the same function behind it."""
         body: list[Frame] = []
@@ -108,7 +110,16 @@ class WorkerUnderTest:
                 functions.append((function_hash, len(code)))
                 body.append(code)
         payload = _serializer.pack_call(args, kwargs) if payload is None else payload
-        order = Order(task_id, 1, function_hash, len(payload), options or TaskOptions(), data_only=data_only, call=call)
+        order = Order(
+            task_id,
+            attempt,
+            function_hash,
+            len(payload),
+            options or TaskOptions(),
+            data_only=data_only,
+            call=call,
+            files_dir=files_dir,
+        )
         others = [msgspec.structs.replace(order, task_id=name) for name in also]
         body += [payload, *[part for _, each in inputs for part in each], *[payload for _ in also]]
         self.channel.order(Run((order, *others), tuple(functions)), body)

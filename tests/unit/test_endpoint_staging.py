@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.staged_files import FileUse, pack_files, place_of
+from farcall_common.file_arguments import place_of
+from farcall_common.staged_files import FileUse, pack_files
+from farcall_common.staging import MAX_FILES_SHOWN
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.plan import MOST_ROWS, Outcome, Staging, TaskFiles, read_files
@@ -144,7 +146,7 @@ def test_ten_thousand_files_move_a_few_at_a_time_and_the_details_have_a_hundred(
             driver.fetched(each)
         waiting = driver.fetches()
     [outcome] = driver.outcomes()
-    assert (seen, outcome.task_id, outcome.error, len(outcome.rows)) == (10_000, "t", None, MOST_ROWS)
+    assert (seen, outcome.task_id, outcome.error, len(outcome.rows)) == (10_000, "t", None, MAX_FILES_SHOWN)
 
 
 def test_lists_of_many_tasks_stay_packed_until_their_turn() -> None:

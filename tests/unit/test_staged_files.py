@@ -12,22 +12,24 @@ import msgspec
 import pytest
 
 from farcall_common.errors import ConfigurationError, DeserializationError, InvalidRequest
-from farcall_common.file_arguments import File, collecting, local_name, placed, returning, with_outputs
+from farcall_common.file_arguments import (
+    PREFIX,
+    File,
+    collecting,
+    has_files,
+    local_name,
+    place_of,
+    placed,
+    returning,
+    shown,
+    with_outputs,
+    without_files,
+)
 from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS
 from farcall_common.payload import DATA_ONLY, Serializer
 from farcall_common.payload.data import JSONData
-from farcall_common.staged_files import (
-    MAX_LIST_BYTES,
-    PREFIX,
-    FileUse,
-    has_files,
-    pack_files,
-    place_of,
-    shown,
-    unpack_files,
-    uses,
-    without_files,
-)
+from farcall_common.payload.framing import FILES_PREFIX, is_text, pack, pack_binary
+from farcall_common.staged_files import MAX_LIST_BYTES, FileUse, pack_files, unpack_files, uses
 
 SHA = "0" * 64
 JSON: Final = JSONData(lossless=True)
@@ -247,3 +249,9 @@ def test_serializer_prefers_json_for_files() -> None:
     buffer = Serializer().serialize([File("s3://lab/a")])
     assert buffer.startswith(b"11\n")
     assert Serializer(allowed=DATA_ONLY).deserialize(buffer) == [File("s3://lab/a")]
+
+
+def test_payload_with_large_values_stays_binary() -> None:
+    uses_ = [FileUse("s3://lab/a")]
+    text, binary = pack([b"11\n[]"]), pack_binary([(b"f3\n", b"\xff")])
+    assert (PREFIX, is_text(pack_files(uses_, text)), is_text(pack_files(uses_, binary))) == (FILES_PREFIX, True, False)

@@ -115,7 +115,7 @@ class Agent(EngineLoop):
         directory = belongings.enter_context(tempfile.TemporaryDirectory(prefix="farcall-scale-"))
         return f"ipc://{directory}/agent.ipc"
 
-    def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:  # noqa: ARG002 - it has none
+    def _make_provider(self, directory: Path) -> Provider:  # noqa: ARG002 - it has none
         return self._simulated(os.environ)
 
     def __enter__(self) -> Agent:

@@ -17,6 +17,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.graphs import StageState
 from farcall_common.progress import Progress
+from farcall_common.staging import Staging
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
@@ -252,9 +253,17 @@ class RunningProgress:
 
 
 @dataclasses.dataclass(frozen=True)
+class RunningStaging:
+    """Files of a task that its endpoint copies, as its agent reports them."""
+
+    task_id: str
+    staging: Staging
+
+
+@dataclasses.dataclass(frozen=True)
 class EndpointStatus:
     """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, its
-    problem, if it has one, graphs that run, and the progress of tasks that run.
+    problem, if it has one, graphs that run, the progress of tasks that run, and files of tasks that it copies.
     ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
 
     managers: int = 0
@@ -271,6 +280,8 @@ class EndpointStatus:
     graphs: tuple[GraphState, ...] = ()
     #: Likewise.
     progress: tuple[RunningProgress, ...] = ()
+    #: Likewise.
+    staging: tuple[RunningStaging, ...] = ()
 
     def age_s(self, *, now: float) -> float | None:
         """Seconds since the report; None if there was none. ``now`` is in epoch seconds."""

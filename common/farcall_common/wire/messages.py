@@ -210,7 +210,8 @@ class Hello(Message, frozen=True):
     ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
     whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
     ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
-    and acts on ``TaskOptions.callees``; without it, no task is sent that has any."""
+    and acts on ``TaskOptions.callees``; without it, no task is sent that has any. ``knows_files``: the agent copies the
+    files that a payload lists; a forwarder cannot see whether one does."""
 
     endpoint_id: str
     ticket: str
@@ -227,6 +228,7 @@ class Hello(Message, frozen=True):
     knows_retries: bool = False
     knows_output: bool = False
     knows_graphs: bool = False
+    knows_files: bool = False
 
 
 class Credit(Message, frozen=True):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_common.file_arguments import has_files
 from farcall_common.limits import MAX_INLINE_BYTES
-from farcall_common.staged_files import has_files
+from farcall_common.staging import IN, STAGING
 from farcall_common.wire import EndpointReport, FunctionSpec, HeldTask, TaskSpec
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
@@ -239,7 +240,7 @@ class AgentCore:
                 **({"environments": environments} if environments else {}),
                 **({"graphs": graphs} if graphs else {}),
                 **({"progress": progress} if progress else {}),
-                **({"staging": staging} if (staging := self.staging()) else {}),
+                **({STAGING: staging} if (staging := self.staging()) else {}),
             },
         )
 
@@ -396,7 +397,7 @@ class AgentCore:
             task = held.by_id.get(each.task_id)
             if task is None:
                 continue
-            if each.direction == "staging-in":
+            if each.direction == IN:
                 if each.error is None:
                     held.staged(task, each.rows, no_nodes=self._admission.no_nodes)
                 else:

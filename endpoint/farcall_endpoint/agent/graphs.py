@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
+from farcall_common.file_arguments import without_files
 from farcall_common.graphs import (
     COLLECT,
     MAX_CALLS,
@@ -27,7 +28,6 @@ from farcall_common.graphs import (
     is_graph,
     unpack_graph,
 )
-from farcall_common.staged_files import without_files
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes

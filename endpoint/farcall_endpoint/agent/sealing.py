@@ -14,6 +14,7 @@ from farcall_common.errors import ErrorRecord, SealInvalid
 from farcall_common.graphs import STAGES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.sealing import Answer, SealingSecrets, is_sealed, is_sealed_text, open_call, seal_answer
+from farcall_common.staging import FILES
 from farcall_common.wire import TaskSpec
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.graphs import fewer
@@ -117,13 +118,16 @@ def _encoded(error: Mapping[str, Any]) -> bytes:
 
 
 def _encoded_details(details: Mapping[str, Any]) -> bytes:
-    """Details as JSON; of a graph with fewer values and stages, if they would be too large."""
+    """Details as JSON; with fewer values and stages of a graph, and fewer files, if they would be too large."""
     kept = dict(details)
     while len(encoded := msgspec.json.encode(kept)) > _MAX_SEALED_BYTES:
         if kept.pop(VALUES, None) is None:
-            if not kept.get(STAGES):
+            if kept.get(STAGES):
+                kept[STAGES] = fewer(kept[STAGES])
+            elif files := kept.get(FILES):
+                kept[FILES] = files[: len(files) // 2]
+            else:
                 break
-            kept[STAGES] = fewer(kept[STAGES])
     return encoded
 
 

@@ -499,6 +499,7 @@ class Agent:
                 knows_retries=True,
                 knows_output=True,
                 knows_graphs=True,
+                knows_files=True,
             )
         )
 

@@ -87,6 +87,8 @@ class Turn:
             actions.append(do.FetchPayloads(tuple(self.fetches)))
         if self.uploads:
             actions.append(do.UploadResults(tuple(self.uploads)))
+        if self.file_failures:
+            actions.append(do.LogFiles(tuple(self.file_failures)))
         if self.outputs:
             actions.append(do.KeepOutput(tuple(self.outputs)))
         if self.acknowledged:
@@ -101,6 +103,4 @@ class Turn:
             actions.append(do.RequestUploads(tuple(self.upload_requests)))
         if self.transfers:
             actions.append(do.MoveFiles(tuple(self.transfers)))
-        if self.file_failures:
-            actions.append(do.LogFiles(tuple(self.file_failures)))
         return actions + self.signed

@@ -51,6 +51,10 @@ from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.shared_memory import Bytes
+from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.places import files_directory
+from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.staging.settings import TransferSettings
 
 _logger = logging.getLogger(__name__)
 
@@ -139,6 +143,7 @@ class EngineLoop:
             has_cloud=False,
             block_s=options.provider.walltime_s,
             jitter=random.random,
+            staging=Staging(jitter=random.random),
         )
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
 
@@ -215,8 +220,13 @@ class EngineLoop:
         command_options += [] if options.batching else ["--no-batching"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         context = belongings.enter_context(zmq.Context())
-        provider = self._make_provider(belongings)
+        directory = options.scripts_root / new_id()
+        belongings.callback(shutil.rmtree, directory, ignore_errors=True)
+        provider = self._make_provider(directory)
         belongings.callback(provider.close)
+        settings = TransferSettings(directory=str(directory / "files"), working_dir=str(directory))
+        self._file_transfers = TransferClient(lambda: settings, poller=poller, owner_or=lambda _: "")
+        belongings.callback(self._file_transfers.close)
         fleet = Fleet(
             context,
             address=self._make_address(belongings),
@@ -235,6 +245,7 @@ class EngineLoop:
             payload=_payload_of,
             demand=self._core.demand,
             batching=options.batching,
+            files_dir=lambda task_id, _: str(files_directory(directory, task_id, "")),
         )
         belongings.callback(fleet.close)
         return fleet
@@ -243,11 +254,8 @@ class EngineLoop:
         """Of a socket without keys, which managers on this machine do not need: they have pipes."""
         return None
 
-    def _make_provider(self, belongings: contextlib.ExitStack) -> Provider:
-        options = self.options
-        script_dir = options.scripts_root / new_id()
-        belongings.callback(shutil.rmtree, script_dir, ignore_errors=True)
-        return provider_of(options.provider, name="engine", environment=os.environ, script_dir=script_dir)
+    def _make_provider(self, directory: Path) -> Provider:
+        return provider_of(self.options.provider, name="engine", environment=os.environ, script_dir=directory)
 
     def _turn(self, poller: zmq.Poller, fleet: Fleet) -> None:
         ready = {source for source, _ in poller.poll(self._timeout_ms(fleet))}
@@ -261,6 +269,11 @@ class EngineLoop:
             expected = lost.expected or self._kill_at is not None
             _logger.log(logging.DEBUG if expected else logging.WARNING, "%s: %s", lost.manager_id, lost.reason)
             self._events.append(ev.ManagerLost(lost.manager_id, lost.reason, expected, lost.unstarted))
+        moved, lost_process = self._file_transfers.receive()
+        if moved:
+            self._events.append(ev.TransfersReported(moved))
+        if lost_process:
+            self._events.append(ev.TransfersLost(lost_process))
         nodes = ev.NodesChanged(fleet.refusal, fleet.problem)
         if nodes != self._nodes:
             self._nodes = nodes
@@ -277,7 +290,8 @@ class EngineLoop:
         if self._inbox or self._cancels:
             return 0
         now, epoch = time.monotonic(), time.time()
-        deadlines = [deadline - now for deadline in (fleet.next_deadline(), self._kill_at) if deadline is not None]
+        instants = (fleet.next_deadline(), self._file_transfers.next_deadline(), self._kill_at)
+        deadlines = [deadline - now for deadline in instants if deadline is not None]
         due = self._core.next_deadline()
         if due is not None:
             deadlines.append(due - epoch)
@@ -333,6 +347,8 @@ class EngineLoop:
                 fleet.cancel(manager_id, task_ids)
             case do.RunTasks(manager_id=manager_id, tasks=tasks):
                 fleet.order(manager_id, tasks)
+            case do.MoveFiles(orders=orders):
+                self._file_transfers.order(orders)
             case do.ReportResults(tasks=tasks):
                 for task in tasks:
                     self._settle(task)

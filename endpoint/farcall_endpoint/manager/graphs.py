@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.environments import Environment
+from farcall_common.file_arguments import has_files, without_files
 from farcall_common.graphs import (
     COLLECT,
     PREFIX,
@@ -24,7 +25,6 @@ from farcall_common.graphs import (
 )
 from farcall_common.limits import MAX_PAYLOAD_BYTES, OUTPUT_TAIL_BYTES
 from farcall_common.retries import WALLTIME_NAME
-from farcall_common.staged_files import has_files, without_files
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from farcall_common.file_arguments import shown as without_secrets
 from farcall_common.staged_files import FileUse
-from farcall_common.staged_files import shown as without_secrets
 
 _LENGTH_BYTES: Final = 4
 MOST_SHOWN: Final = 200

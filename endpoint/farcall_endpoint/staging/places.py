@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from farcall_common.staged_files import place_of
+from farcall_common.file_arguments import place_of
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 
 _STAGED: Final = "staged"

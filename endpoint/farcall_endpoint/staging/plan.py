@@ -20,14 +20,16 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.staged_files import FileUse, place_of, unpack_files
+from farcall_common.file_arguments import place_of
+from farcall_common.staged_files import FileUse, unpack_files
+from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.orders import Order, Report, shown
 
 MOST_ROWS: Final = 100
-"""Of tasks in a report, and of files in the details of a result."""
+"""Of tasks in a report."""
 _MOST_ACTIVE: Final = 20_000
 """Files of the tasks that are staged at a time, unless one task has more: each takes memory here."""
 _TRIES: Final = 5
@@ -104,8 +106,8 @@ def read_files(
 
 def with_rows(details: dict[str, Any] | None, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The details of a result, with files that moved."""
-    known = (details or {}).get("files", [])
-    return {**(details or {}), "files": [*known, *rows][:MOST_ROWS]}
+    known = (details or {}).get(FILES, [])
+    return {**(details or {}), FILES: [*known, *rows][:MAX_FILES_SHOWN]}
 
 
 # -- transfers ---------------------------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class _Staged:
     @property
     def count(self) -> int:
         """The files to move."""
-        return self.files.reads if self.direction == "staging-in" else self.files.writes
+        return self.files.reads if self.direction == IN else self.files.writes
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -284,12 +286,12 @@ class Staging:
 
     def stage_in(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
         """Copy what a task reads, and make a place for what it writes."""
-        self._add(_Staged(task_id, submitter, files, "staging-in", is_sealed, now))
+        self._add(_Staged(task_id, submitter, files, IN, is_sealed, now))
 
     def stage_out(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
         """Store what a task has written."""
         self._places[task_id] = submitter
-        self._add(_Staged(task_id, submitter, files, "staging-out", is_sealed, now))
+        self._add(_Staged(task_id, submitter, files, OUT, is_sealed, now))
 
     def _add(self, task: _Staged) -> None:
         self._tasks[task.task_id] = task
@@ -337,7 +339,7 @@ class Staging:
             self._active += task.count
             task.is_active, task.done, task.done_bytes = True, 0, 0
             task.rows.clear()
-            if task.direction == "staging-in":
+            if task.direction == IN:
                 self._make(task)
             else:
                 self._move(task)
@@ -352,7 +354,7 @@ class Staging:
 
     def _move(self, task: _Staged) -> None:
         """Let the files of a task move."""
-        mode = "r" if task.direction == "staging-in" else "w"
+        mode = "r" if task.direction == IN else "w"
         wanted = [(number, use) for number, use in task.files.uses() if use.mode == mode] if task.count else []
         sizes = [use.size_bytes for _, use in wanted if use.size_bytes is not None]
         task.total_bytes = sum(sizes) if len(sizes) == len(wanted) else None
@@ -521,7 +523,7 @@ class Staging:
             task.done += 1
             task.done_bytes += report.size_bytes
             task.problem = ""
-            if len(task.rows) < MOST_ROWS:
+            if len(task.rows) < MAX_FILES_SHOWN:
                 task.rows.append(row)
             if not task.left:
                 self._done(task)
@@ -552,7 +554,7 @@ class Staging:
         the youngest, so that the oldest continues. False if there are no others."""
         if len(self._places) < 2:
             return False
-        youngest = [each for each in self._tasks.values() if each.is_active and each.direction == "staging-in"][-1]
+        youngest = [each for each in self._tasks.values() if each.is_active and each.direction == IN][-1]
         self._no_room_until = now + _ROOM_WAIT_S
         if any(task is not youngest for task, _ in transfer.tasks):
             transfer.tasks = [each for each in transfer.tasks if each[0] is not youngest]

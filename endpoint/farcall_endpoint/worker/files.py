@@ -12,18 +12,13 @@ import hashlib
 import os
 import platform
 import stat
-import urllib.parse
 from pathlib import Path
 from types import TracebackType
-from typing import Final
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import File, placed, returning
-from farcall_common.staged_files import place_of, shown
+from farcall_common.file_arguments import LOCAL, File, local_path, place_of, placed, returning, shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.channel import Order
-
-_LOCAL: Final = "file://"
 
 
 class TaskFiles:
@@ -95,7 +90,7 @@ class TaskFiles:
 
     def _place(self, file: File) -> str:
         self._files.append(file)
-        if not file.url.startswith(_LOCAL):
+        if not file.url.startswith(LOCAL):
             return place_of(self._directory, file.url, file.mode)
         path = local_path(file.url)
         if file.mode == "r":
@@ -105,7 +100,7 @@ class TaskFiles:
         return draft
 
     def _problem(self, file: File) -> ErrorRecord | None:
-        if file.url.startswith(_LOCAL):
+        if file.url.startswith(LOCAL):
             return self._problem_of_output(file) if file.mode == "w" else _problem_of_input(file)
         path = file.path
         if path.parent.is_dir() if file.mode == "w" else path.is_file():
@@ -129,14 +124,9 @@ class TaskFiles:
         return None
 
 
-def local_path(url: str) -> Path:
-    """The path that a ``file://`` URL names."""
-    return Path("/", urllib.parse.unquote(url.removeprefix(_LOCAL).partition("/")[2]))
-
-
 def file_url(path: str) -> str:
     """The URL of a path of the endpoint."""
-    return f"{_LOCAL}{path}"
+    return f"{LOCAL}{path}"
 
 
 def _problem_of_input(file: File) -> ErrorRecord | None:

@@ -203,7 +203,7 @@ class Runner:
     ) -> tuple[Done, Sequence[Frame]]:
         if order.files_dir and files is None:
             # Here, because most tasks have no files.
-            from farcall_common.staged_files import without_files
+            from farcall_common.file_arguments import without_files
             from farcall_endpoint.worker.files import TaskFiles
 
             with TaskFiles(order) as files:

@@ -13,7 +13,8 @@ from farcall_common import graphs
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.progress import PROGRESS, read_progress
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
-from farcall_common.store.model import EndpointStatus, EnvironmentState, RunningProgress
+from farcall_common.staging import FILES, STAGING, read_files, read_staging
+from farcall_common.store.model import EndpointStatus, EnvironmentState, RunningProgress, RunningStaging
 from farcall_common.wire import EndpointReport, is_uuid
 from farcall_forwarder.core.untrusted_graphs import MAX_SKEW_S, clean_graph, clean_graphs
 
@@ -35,6 +36,11 @@ MAX_LABEL: Final = 200
 #: Tasks of a report whose progress is kept, and bytes of their texts: each submit reads the report.
 MAX_PROGRESS: Final = 100
 MAX_PROGRESS_TEXT: Final = 16 * 1024
+#: Tasks of a report whose files are kept, and bytes of their texts, for the same reason.
+MAX_STAGING: Final = 100
+MAX_STAGING_TEXT: Final = 16 * 1024
+#: Bytes of the URLs of one task's files.
+MAX_FILES_TEXT: Final = 20 * 1024
 #: The detail of the history's entries that have none.
 NO_DETAIL: Final[Mapping[str, Any]] = {}
 _MAX_INTEGER: Final = 2**53
@@ -48,12 +54,24 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
-    """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph have
-    limits of their own. ``now`` is in epoch seconds."""
-    if graphs.DETAILS.isdisjoint(value):
+    """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph and
+    of files have limits of their own. ``now`` is in epoch seconds."""
+    if graphs.DETAILS.isdisjoint(value) and FILES not in value:
         return _clean_details(value, now=now)
-    rest = {name: each for name, each in value.items() if name not in graphs.DETAILS}
-    return {**_clean_details(rest, now=now), **clean_graph(value, now=now)}
+    rest = {name: each for name, each in value.items() if name not in graphs.DETAILS and name != FILES}
+    return {**_clean_details(rest, now=now), **clean_graph(value, now=now), **_clean_files(value.get(FILES))}
+
+
+def _clean_files(value: Any) -> dict[str, Any]:
+    """The files that were copied for a task, some at most, as its details have them."""
+    found: list[dict[str, Any]] = []
+    room = MAX_FILES_TEXT
+    for each in read_files(value):
+        room -= len(each.url.encode())
+        if room < 0:
+            break
+        found.append(each.to_json())
+    return {FILES: found} if found else {}
 
 
 def _clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
@@ -106,8 +124,8 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
 
 
 def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
-    """An agent's numbers, within the range of an integer column, its environments, its problem, graphs that run and
-    the progress of tasks. ``now`` is in epoch seconds."""
+    """An agent's numbers, within the range of an integer column, its environments, its problem, graphs that run,
+    the progress of tasks, and their files that move. ``now`` is in epoch seconds."""
     detail = clean_map(report.detail)
     problem, environments = detail.get("problem"), detail.get("environments")
     return EndpointStatus(
@@ -123,7 +141,23 @@ def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
         reported_at=now,
         graphs=clean_graphs(report.detail.get("graphs"), now=now) if "graphs" in report.detail else (),
         progress=_progress(report.detail.get("progress"), now=now) if "progress" in report.detail else (),
+        staging=_staging(report.detail.get(STAGING), now=now) if STAGING in report.detail else (),
     )
+
+
+def _staging(value: Any, *, now: float) -> tuple[RunningStaging, ...]:
+    """Tasks in a report whose files move, some at most. What is malformed is left out."""
+    found: dict[str, RunningStaging] = {}
+    room = MAX_STAGING_TEXT
+    for each in value[:MAX_STAGING] if isinstance(value, list | tuple) else ():
+        task_id = each.get("task_id") if isinstance(each, Mapping) else None
+        if not isinstance(task_id, str) or not is_uuid(task_id):
+            continue
+        if (staging := read_staging(each, now=now)) is not None:
+            room -= len(staging.url.encode()) + len(staging.problem.encode())
+            staging = staging if room >= 0 else dataclasses.replace(staging, url="", problem="")
+            found[task_id] = RunningStaging(task_id, staging)
+    return tuple(found.values())
 
 
 def _progress(value: Any, *, now: float) -> tuple[RunningProgress, ...]:

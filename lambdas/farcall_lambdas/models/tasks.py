@@ -223,6 +223,19 @@ class ProgressShape(Shape):
     at: float = 0.0
 
 
+class StagingShape(Shape):
+    """Files of a task that its endpoint copies: those that it reads, before it starts, or those that it has written."""
+
+    state: str
+    files: int
+    files_done: int = 0
+    bytes: int = 0
+    total: Maybe[int] = None
+    url: Maybe[str] = None
+    problem: Maybe[str] = None
+    since: float = 0.0
+
+
 class TaskAnswer(Shape):
     """A task. At most one of ``result``, ``result_ref`` and ``exception`` is there, and none before the task is
     finished.
@@ -231,7 +244,8 @@ class TaskAnswer(Shape):
     ``result_serializers`` are those of the submit, if there are any. ``environment`` is the name of that in which it
     runs, or technology and place. ``stages`` are those of a graph, in the answer about a single task: while it runs,
     some of them, as its endpoint last reported them. ``progress`` is what the function last said of its progress, if it
-    did, in the answer about a single task. That of a running task may be some seconds old.
+    did, in the answer about a single task. That of a running task may be some seconds old. So may ``staging``, which is
+    there while its endpoint copies its files; those that were copied are ``files`` in the details of its result.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -256,6 +270,7 @@ class TaskAnswer(Shape):
     environment: Maybe[str] = None
     stages: Maybe[list[StageShape]] = None
     progress: Maybe[ProgressShape] = None
+    staging: Maybe[StagingShape] = None
 
 
 class BatchStatus(Shape):

@@ -30,6 +30,7 @@ from farcall_lambdas.models.tasks import (
     Retry,
     RetryAnswer,
     StageShape,
+    StagingShape,
     StreamShape,
     TaskAnswer,
     TaskBatchAnswer,
@@ -273,6 +274,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         environment=task.options.environment.label if task.options.environment else None,
         stages=[StageShape(**msgspec.structs.asdict(each)) for each in view.stages] or None,
         progress=ProgressShape(**vars(view.progress)) if view.progress else None,
+        staging=StagingShape(**view.staging.to_json()) if view.staging else None,
     )
 
 

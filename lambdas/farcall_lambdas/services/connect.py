@@ -86,6 +86,8 @@ class ConnectService(Service):
             runtime["knows_retries"] = True
         if wanted.knows_graphs:
             runtime["knows_graphs"] = True
+        if wanted.knows_files:
+            runtime["knows_files"] = True
         if wanted.containers:
             runtime["containers"] = sorted(set(wanted.containers))
         if wanted.sealing is not None:

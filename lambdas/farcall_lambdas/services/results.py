@@ -13,6 +13,7 @@ import msgspec
 from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.graphs import STAGES, StageState
 from farcall_common.progress import PROGRESS, Progress, read_progress
+from farcall_common.staging import FILES, Staging
 from farcall_common.store.model import BlobRef, Endpoint, GraphState, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -25,6 +26,8 @@ _ENTRY_BYTES: Final = 2_000
 _GROUP_ENTRY_BYTES: Final = 100
 #: Tasks that are read from the database at once: a result there may have 64 KiB, and an error several of them.
 _READ_AT_ONCE: Final = 500
+#: States of a task that its endpoint has.
+_AT_ENDPOINT: Final = frozenset({TaskState.WAITING_FOR_NODES, TaskState.WAITING_FOR_LAUNCH, TaskState.RUNNING})
 _FARCALL_FORMAT: Final = (
     "The result is in a format of Farcall, as its submitter requested: read it with farcall.Client, or submit "
     'such calls with result_serializers=["DillDataBase64"].'
@@ -46,6 +49,8 @@ class TaskView:
     stages: Sequence[StageState] = ()
     #: In the view of one task.
     progress: Progress | None = None
+    #: In the view of one task.
+    staging: Staging | None = None
 
     def size_bytes(self) -> int:
         """Its approximate size in an answer."""
@@ -53,22 +58,29 @@ class TaskView:
         texts = [self.result]
         if record:
             texts += [record.traceback, record.exception_data, record.stdout_tail, record.stderr_tail]
-        stages = len(msgspec.json.encode(self.task.details)) if STAGES in self.task.details else 0
-        return _ENTRY_BYTES + stages + sum(_json_bytes(text) for text in texts if text)
+        details = self.task.details
+        large = len(msgspec.json.encode(details)) if STAGES in details or FILES in details else 0
+        return _ENTRY_BYTES + large + sum(_json_bytes(text) for text in texts if text)
 
 
 class ResultService(Service):
     """Tasks of the caller; those of others do not exist."""
 
     def get(self, identity: Identity, task_id: str, *, takes_refs: bool) -> TaskView:
-        """One task, with its stages if it is a graph, and how far it is.
+        """One task, with its stages if it is a graph, how far it is, and its files that move.
 
         :raises TaskUnknown: if the caller has no such task.
         """
         task = self.task(identity, task_id)
         view = self._view(task, takes_refs=takes_refs, room=self._settings.max_response_bytes)
-        endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id) if task.state is TaskState.RUNNING else None
-        return dataclasses.replace(view, stages=_stages(task, endpoint), progress=_progress(task, endpoint))
+        endpoint = self._stores.endpoints.get_endpoint(task.endpoint_id) if task.state in _AT_ENDPOINT else None
+        runs_at = endpoint if task.state is TaskState.RUNNING else None
+        return dataclasses.replace(
+            view,
+            stages=_stages(task, runs_at),
+            progress=_progress(task, runs_at),
+            staging=staging_of(endpoint, task.task_id),
+        )
 
     def get_many(
         self, identity: Identity, task_ids: Sequence[str], *, takes_refs: bool
@@ -245,6 +257,12 @@ def _progress(task: Task, endpoint: Endpoint | None) -> Progress | None:
         return read_progress(task.details[PROGRESS])
     reported = endpoint.status.progress if endpoint is not None else ()
     return next((each.progress for each in reported if each.task_id == task.task_id), None)
+
+
+def staging_of(endpoint: Endpoint | None, task_id: str) -> Staging | None:
+    """What the endpoint of a task that has not ended last reported of its files; None if none move."""
+    reported = endpoint.status.staging if endpoint is not None else ()
+    return next((each.staging for each in reported if each.task_id == task_id), None)
 
 
 def graph_of(endpoint: Endpoint | None, task_id: str) -> GraphState | None:

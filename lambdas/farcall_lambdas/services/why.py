@@ -11,12 +11,13 @@ from typing import Any, Final
 
 from farcall_common.durations import ago, retry_of, span
 from farcall_common.errors import Unavailable
+from farcall_common.staging import OUT
 from farcall_common.store.model import Endpoint, EndpointStatus, EnvironmentState, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.endpoints import EndpointService, renamed
-from farcall_lambdas.services.results import ResultService, graph_of
+from farcall_lambdas.services.results import ResultService, graph_of, staging_of
 
 
 class Reason(enum.StrEnum):
@@ -28,6 +29,10 @@ class Reason(enum.StrEnum):
     """It runs."""
     RETRYING = "RETRYING"
     """Its function raised, and it waits to be run again."""
+    STAGING_IN = "STAGING_IN"
+    """Its endpoint copies the files that it reads."""
+    STAGING_OUT = "STAGING_OUT"
+    """Its function has returned, and its endpoint stores the files that it has written."""
     STARTING = "STARTING"
     """Its worker is being started."""
     ENVIRONMENT_STARTING = "ENVIRONMENT_STARTING"
@@ -144,6 +149,8 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
         case state if state.is_terminal:
             message = f" ({task.error.message})" if task.error else ""
             return Reason.ENDED, f"The task ended as {state} {ago} ago{message}."
+        case _ if situation.online and (found := _staging(situation)):
+            return found
         case TaskState.RUNNING if situation.online:
             return Reason.RUNNING, f"The task has been running for {ago} (attempt {task.attempt}){_stages(situation)}."
         case TaskState.WAITING_FOR_LAUNCH if situation.online:
@@ -153,6 +160,23 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
         case TaskState.WAITING_FOR_NODES if situation.online and "retry" in situation.detail:
             return _before_retry(situation)
     return None
+
+
+def _staging(situation: Situation) -> _Answer | None:
+    """For a task whose files move."""
+    staging = staging_of(situation.endpoint, situation.task.task_id)
+    if staging is None or situation.endpoint is None:
+        return None
+    reason, doing, done = Reason.STAGING_IN, "copies the files that the task reads", "there"
+    if staging.state == OUT:
+        reason, doing, done = Reason.STAGING_OUT, "stores the files that the task has written", "stored"
+    numbers = [f"{staging.files_done} of {staging.files} {'is' if staging.files_done == 1 else 'are'} {done}"]
+    numbers += [staging.size] if staging.size else []
+    if staging.since:
+        numbers.append(f"for {span(max(0.0, situation.now.timestamp() - staging.since))}")
+    text = f"Endpoint {situation.endpoint.name} {doing}: {', '.join(numbers)}{_as_of(situation)}"
+    text += f"; now {staging.url}" if staging.url else ""
+    return reason, f"{text}." + (f" The last problem: {staging.problem.rstrip('.')}." if staging.problem else "")
 
 
 def _stages(situation: Situation) -> str:

@@ -34,7 +34,9 @@ from farcall_common import graphs
 from farcall_common.console import duration, instant, new_group, show_fields, show_table
 from farcall_common.errors import InvalidRequest, TaskUnknown
 from farcall_common.exit_codes import FAILED
+from farcall_common.plain_text import plain
 from farcall_common.progress import PROGRESS, read_progress
+from farcall_common.staging import FILES, STAGING, StagedFile, read_staging, shown_size
 from farcall_common.wire import TERMINAL_STATES, TaskState
 
 app = new_group("Your tasks.")
@@ -58,7 +60,7 @@ _EXPORTED: Final = (
 _KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
 
 #: Details of a task that are not shown as fields.
-_NOT_FIELDS: Final = frozenset({"task_transitions", PROGRESS, *graphs.DETAILS})
+_NOT_FIELDS: Final = frozenset({"task_transitions", PROGRESS, STAGING, FILES, *graphs.DETAILS})
 
 #: Seconds between two looks at tasks; with many of them a tenth of a second for each.
 _WATCH_S: Final = 1.0
@@ -131,7 +133,7 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> None:
-    """Show a task, and its result or error; also while it runs, its progress, and of a graph its stages."""
+    """Show a task, and its result or error; its progress, its files, and of a graph its stages, also while it runs."""
     with connected(context) as client:
         task = info_of(client, last_of("tasks", task_id))
     error = None if task.pending or task.exception is None else task.exception
@@ -151,6 +153,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "ran": duration(times["ended_at"] - times["started_at"]) if {"started_at", "ended_at"} <= times.keys() else "",
         "retry of": task.retry_of,
         "progress": str(task.progress) if task.progress else "",
+        "staging": str(task.staging) if task.staging else "",
         "result": None if task.pending or task.exception else repr(task.value),
         **dict(_field(name, value) for name, value in details.items()),
         "error": error,
@@ -166,13 +169,20 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         show_text("")
         columns, *rows = task.stages.rows
         show_table(columns, rows, cut=True)
+    if task.files:
+        show_text("")
+        show_table(("file", "mode", "size", "from"), map(_about_file, task.files), cut=True)
     for note in getattr(error, "__notes__", ()):
         show_text(f"\n{note}")
 
 
+def _about_file(file: StagedFile) -> tuple[str, ...]:
+    return plain(file.url), file.mode, shown_size(file.size_bytes), "cache" if file.cached else ""
+
+
 @app.command()
 def watch(context: typer.Context, task_ids: TaskIds, as_json: AsJson = False) -> None:
-    """Show the state and the progress of tasks until all of them have ended: a line for each.
+    """Show the state and the progress of tasks until all of them have ended, or their files that move: a line for each.
 
     A terminal shows the lines again each second. A pipe, or with --json standard output, gets a line for each change.
     The exit code is 1 if a task did not succeed. The tasks continue when the command is interrupted.
@@ -222,14 +232,15 @@ class _Watched:
                 continue
             self._lines[task_id] = line
             if self._as_json:
-                progress = read_progress(task.get(PROGRESS))
-                shown = {"task_id": task_id, "status": _state(task)}
-                show_line(shown | ({} if progress is None else {PROGRESS: progress.to_json()}))
+                progress, staging = read_progress(task.get(PROGRESS)), read_staging(task.get(STAGING))
+                shown: dict[str, Any] = {"task_id": task_id, "status": _state(task)}
+                shown |= {} if progress is None else {PROGRESS: progress.to_json()}
+                show_line(shown | ({} if staging is None else {STAGING: staging.to_json()}))
             else:
                 typer.echo(line)
 
     def _cells(self, task_id: str, task: Mapping[str, Any]) -> tuple[str, str, str]:
-        progress = read_progress(task.get(PROGRESS))
+        progress = read_staging(task.get(STAGING)) or read_progress(task.get(PROGRESS))
         return self._ids[task_id], f"{_state(task):<8}" if self._in_place else _state(task), str(progress or "")
 
 

@@ -10,8 +10,9 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ import msgspec
 
 from farcall._batch import encode_payload
 from farcall._client import Client
+from farcall.testing._files import FileProblem, TaskFiles
 from farcall.testing._graphs import GraphFailed, GraphRun
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
@@ -41,6 +43,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unauthenticated,
 )
+from farcall_common.file_arguments import without_files
 from farcall_common.graphs import StageState, is_graph, unpack_graph
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
@@ -55,6 +58,7 @@ from farcall_common.payload import (
 )
 from farcall_common.progress import PROGRESS, clean_progress
 from farcall_common.retries import is_retried
+from farcall_common.staging import FILES, STAGING, Staging
 from farcall_common.wire import Reporter, TaskState, is_uuid
 
 Json = dict[str, Any]
@@ -78,7 +82,7 @@ class _TaskHere:
         self.task_id = task.task_id
         self.attempt = task.attempt
         self._cloud = cloud
-        self._is_shown = not is_graph(task.payload)  # of stages nothing is
+        self._is_shown = not is_graph(without_files(task.payload))  # of stages nothing is
 
     def submit(self, *_: object) -> Any:
         raise ConfigurationError(
@@ -106,11 +110,15 @@ class FakeCloud:
 
     :param workers: how many calls run at a time. With 0 the endpoint is offline: tasks wait until :meth:`start` or
         :meth:`run_waiting`.
+    :param files: content of files by URL, for calls with a :class:`~farcall.File`. Those that calls write are in
+        :attr:`files` afterwards; ``file://`` is a path of this machine.
     """
 
     token: Final = "fake-token"  # noqa: S105 - not a secret
 
-    def __init__(self, *, workers: int = 4) -> None:
+    def __init__(self, *, workers: int = 4, files: Mapping[str, bytes] | None = None) -> None:
+        #: Content of the files in storage, by URL.
+        self.files: dict[str, bytes] = dict(files or {})
         self.transport: Final = httpx.MockTransport(self._answer)
         self._owner_id = str(uuid.uuid4())
         self._lock = threading.RLock()
@@ -223,6 +231,11 @@ class FakeCloud:
             progress = clean_progress(done, total, text, time.time())
             self._task(task_id).progress = None if progress is None else progress.to_json()
 
+    def report_staging(self, task_id: str, staging: Staging | None) -> None:
+        """Set which files of a task move, as if its endpoint had reported this; None: none any more."""
+        with self._lock:
+            self._task(task_id).staging = None if staging is None else staging.to_json()
+
     def close(self) -> None:
         """Let running calls end; waiting ones never start."""
         if self._pool is not None:
@@ -243,32 +256,40 @@ class FakeCloud:
         error: ErrorRecord | None = None
         is_called = is_to_retry = False
         details: Json = {}
+        copied: list[Json] = []
 
         def describe(raised: BaseException) -> ErrorRecord:
+            if isinstance(raised, FileProblem):
+                return dataclasses.replace(raised.record, attempt=task.attempt, endpoint_id=task.endpoint_id)
             found = describe_exception(raised, attempt=task.attempt, endpoint_id=task.endpoint_id, own_packages=_OURS)
             return dataclasses.replace(found, exception_data=_exception_data(task, raised))
 
         running_task = _here.set(running.RunningTask(_TaskHere(self, task)))
+        payload = without_files(task.payload)
         try:
-            if is_graph(task.payload):
-                graph = unpack_graph(task.payload, callees=len(task.callees))
-                run = GraphRun(graph, [self._function(each) for each in task.callees], _serializer, describe)
-                try:
-                    value = run.run()
-                finally:
-                    details = run.details(failed=graph.output not in run)
-            else:
-                function = _serializer.unpack_function(body)
-                args, kwargs = _serializer.unpack_call(task.payload)
-                is_called = True
-                value = function(*args, **kwargs)
-                is_called = False
-            result = _serializer.serialize(value, strategies=_strategies(task))
+            with TaskFiles(self.files) as files:
+                if is_graph(payload):
+                    graph = unpack_graph(payload, callees=len(task.callees))
+                    functions = [files.checked(self._function(each)) for each in task.callees]
+                    run = GraphRun(graph, functions, _serializer, describe)
+                    try:
+                        value = run.run()
+                    finally:
+                        details = run.details(failed=graph.output not in run)
+                else:
+                    function = files.checked(_serializer.unpack_function(body))
+                    args, kwargs = _serializer.unpack_call(payload)
+                    is_called = True
+                    value = function(*args, **kwargs)
+                    is_called = False
+                result = files.serialized(partial(_serializer.serialize, value, strategies=_strategies(task)))
+                copied = [each.to_json() for each in files.copied]
         except GraphFailed as failure:
             error = failure.record
         except BaseException as raised:  # noqa: BLE001 - user code may raise anything; it is reported
             error = describe(raised)
             is_to_retry = is_called and task.retries_used < task.retries and is_retried(raised, task.retry_on)
+            is_to_retry = is_to_retry and not isinstance(raised, FileProblem)
         finally:
             _here.reset(running_task)
         with self._lock:
@@ -281,7 +302,7 @@ class FakeCloud:
                 task.move(TaskState.WAITING_FOR_NODES, Reporter.AGENT, **retry, error=error.exception_type)
                 self._pool.submit(self._run, task)
                 return
-            task.details |= details
+            task.details |= details | ({FILES: copied} if copied else {})
             if task.progress is not None:
                 task.details |= {PROGRESS: task.progress}
             if task.retries_used:
@@ -394,6 +415,7 @@ class FakeCloud:
         task = self._task(task_id)
         stages = task.details.get("stages") or task.stages
         shown = self._shown(task) | ({"stages": stages} if stages else {})
+        shown |= {STAGING: task.staging} if task.staging and not task.ended() else {}
         return shown | ({"progress": task.progress} if task.progress else {})
 
     def _batch_status(self, body: Json) -> Json:

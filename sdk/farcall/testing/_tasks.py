@@ -66,6 +66,8 @@ class Task:
     stages: Sequence[Json] = ()
     #: How far it is, in the form of the API.
     progress: Json | None = None
+    #: Which of its files move, in the form of the API.
+    staging: Json | None = None
     #: References of the functions that it may call.
     callees: Sequence[str] = ()
 

@@ -1,0 +1,117 @@
+"""Files of tasks in the fake cloud: copies in a temporary directory while a task runs."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from farcall_common.errors import ErrorRecord, Fault
+from farcall_common.file_arguments import LOCAL, File, Mode, local_path, place_of, placed, returning, shown
+from farcall_common.staging import StagedFile
+
+
+class FileProblem(Exception):
+    """A file of a task is missing, or is not as it should be."""
+
+    def __init__(self, code: str, message: str, *, fault: Fault = Fault.CALLER) -> None:
+        super().__init__(message)
+        self.record = ErrorRecord(code, message, fault=fault)
+
+
+class TaskFiles:
+    """The files of a task. Enter it before its arguments are read.
+
+    :param stored: all files of storage by URL; what the task writes is added. A ``file://`` URL that is not among them
+        is a path of this machine.
+    """
+
+    def __init__(self, stored: MutableMapping[str, bytes]) -> None:
+        self._stored = stored
+        #: What the endpoint of a real deployment would have copied; of files of this machine nothing is.
+        self.copied: list[StagedFile] = []
+        self._written: dict[str, File] = {}
+        self._waiting: list[File] = []
+        self._problem: FileProblem | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._placed = placed(self._place)
+
+    def __enter__(self) -> TaskFiles:
+        self._placed.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._placed.__exit__(kind, error, traceback)
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def checked(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that is called when its files are there, and that must have written its others, as on an
+        endpoint."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._problem is not None:
+                raise self._problem
+            value = function(*args, **kwargs)
+            for file in self._waiting:
+                if file.path.is_symlink() or not file.path.is_file():
+                    message = f"The function returned, but has not written the file for {file.url}: {file.path}."
+                    raise FileProblem("FILE_NOT_WRITTEN", message, fault=Fault.USER_CODE)
+                file._mode = None  # for those that get it from here on, it is one to read
+            self._waiting.clear()
+            return value
+
+        return call
+
+    def serialized(self, serialize: Callable[[], bytes]) -> bytes:
+        """A result, and the files are stored."""
+        with returning(paths=False):
+            result = serialize()
+        for url, file in self._written.items():
+            if url.startswith(LOCAL):
+                local_path(url).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(file.path, local_path(url))
+            else:
+                self._stored[url] = file.path.read_bytes()
+                self._note(file, "w")
+        return result
+
+    def _place(self, file: File) -> str:
+        if self._directory is None:
+            self._directory = tempfile.TemporaryDirectory(prefix="farcall-files-")
+        path = Path(place_of(self._directory.name, file.url, file.mode))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if file.mode == "w":
+            self._written[file.url] = file
+            self._waiting.append(file)
+            return str(path)
+        if file.url in self._stored:
+            path.write_bytes(self._stored[file.url])
+        elif file.url.startswith(LOCAL):
+            path = local_path(file.url)
+        self._problem = self._problem or _problem(file, path)
+        file._path = str(path)
+        if self._problem is None and file.url in self._stored:
+            self._note(file, "r")
+        return str(path)
+
+    def _note(self, file: File, mode: Mode) -> None:
+        content = file.path.read_bytes()
+        self.copied.append(StagedFile(shown(file.url), mode, len(content), hashlib.sha256(content).hexdigest()))
+
+
+def _problem(file: File, path: Path) -> FileProblem | None:
+    if not path.is_file():
+        return FileProblem("FILE_NOT_FOUND", f"The file {file.url} does not exist.")
+    content = path.read_bytes()
+    if file.size_bytes not in (None, len(content)):
+        return FileProblem("FILE_CHANGED", f"The file {file.url} has {len(content)} bytes, not {file.size_bytes}.")
+    if file.sha256 not in (None, found := hashlib.sha256(content).hexdigest()):
+        return FileProblem("FILE_CHECKSUM", f"The file {file.url} has the SHA-256 {found}, not {file.sha256}.")
+    return None

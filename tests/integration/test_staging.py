@@ -1,0 +1,555 @@
+"""The transfer process with real servers: objects, the web, the cache, faults of all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from farcall_common.staged_files import FileUse
+from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.settings import Storage
+from tests.support.file_servers import Answer, Proxy, WebServer
+from tests.support.transfers import TransferProcess, transfer_process
+from tests.waiting import wait_until
+
+OTHER = "00000000-0000-4000-8000-000000000001"
+"""A submitter who is not the owner."""
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[tuple[dict[str, str], Any]]:
+    """Variables for credentials of a store of objects, and a client of it."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    client = boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+    client.create_bucket(Bucket="lab")
+    variables = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": url,
+    }
+    yield variables, client
+    server.stop()
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def transfers(tmp_path: Path, s3: tuple[dict[str, str], Any]) -> Iterator[TransferProcess]:
+    with transfer_process(tmp_path, environment=s3[0]) as process:
+        process.make("t")
+        yield process
+
+
+def of(web: WebServer, path: str, content: bytes, **expected: Any) -> FileUse:
+    """A file of a web server; ``http://`` needs a checksum."""
+    if path not in web.files:
+        web.files[path] = content
+    return FileUse(web.url + path, **{"sha256": sha256(content), **expected})
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_object_is_copied_once_and_linked_to_each_task(transfers: TransferProcess, s3: Any) -> None:
+    s3[1].put_object(Bucket="lab", Key="raw/scan 7.h5", Body=b"scan")
+    use = FileUse("s3://lab/raw/scan 7.h5")
+    transfers.make("u")
+    first = transfers.move(use, "t", "u")
+    assert first == orders.Fetched(first.number, 4, sha256(b"scan"), cached=False)
+    second = transfers.move(use, "t")
+    assert second.cached
+    paths = [transfers.place(use, task_id) for task_id in "tu"]
+    assert [path.read_bytes() for path in paths] == [b"scan", b"scan"]
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o444}
+    [copy] = transfers.copies()
+    assert copy.stat().st_nlink == 3
+    assert transfers.place(use).name == "scan 7.h5"
+
+
+@pytest.mark.parametrize("size_bytes", [0, 5, 20_000_000])
+def test_what_a_task_has_written_is_stored(transfers: TransferProcess, s3: Any, size_bytes: int) -> None:
+    use = FileUse(f"s3://lab/out/{size_bytes}?part=1", "w")
+    transfers.make("t", writes=(use.url,))
+    content = os.urandom(size_bytes)
+    transfers.place(use).write_bytes(content)
+    report = transfers.move(use)
+    assert report == orders.Stored(report.number, size_bytes, sha256(content))
+    assert s3[1].get_object(Bucket="lab", Key=f"out/{size_bytes}?part=1")["Body"].read() == content
+
+
+def test_two_tasks_that_write_one_object_leave_one_of_both_files(transfers: TransferProcess, s3: Any) -> None:
+    use = FileUse("s3://lab/out/both", "w")
+    contents = [bytes([number]) * 9_000_000 for number in range(2)]
+    for task_id, content in zip("tu", contents, strict=True):
+        transfers.make(task_id, writes=(use.url,))
+        transfers.place(use, task_id).write_bytes(content)
+        transfers.order(use, task_id)
+    transfers.wait_for(orders.Stored, count=2)
+    assert s3[1].get_object(Bucket="lab", Key="out/both")["Body"].read() in contents
+
+
+def test_an_object_that_has_changed_is_copied_again(transfers: TransferProcess, s3: Any) -> None:
+    use = FileUse("s3://lab/raw/changes")
+    for content in (b"one", b"two!"):
+        s3[1].put_object(Bucket="lab", Key="raw/changes", Body=content)
+        assert transfers.move(use).sha256 == sha256(content)
+        assert transfers.place(use).read_bytes() == content
+
+
+@pytest.mark.parametrize("url", ["s3://lab/none", "s3://nowhere/none"])
+def test_an_object_that_is_missing(transfers: TransferProcess, url: str) -> None:
+    assert transfers.code(FileUse(url)) == "FILE_NOT_FOUND"
+
+
+def test_an_object_with_a_key_that_no_store_has(transfers: TransferProcess) -> None:
+    assert transfers.code(FileUse("s3://lab/a/../b")) == "FILE_UNSUPPORTED"
+
+
+def test_a_store_that_refuses_the_credentials(tmp_path: Path, web: WebServer) -> None:
+    web.files["/lab/a"] = lambda _: (403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "$LAB_SECRET", "region": "x"}
+    with transfer_process(
+        tmp_path, environment={"LAB_SECRET": "b"}, storages=(Storage(url="s3://lab", options=options),)
+    ) as transfers:
+        transfers.make("t", writes=("s3://lab/a",))
+        assert transfers.code(FileUse("s3://lab/a")) == "FILE_DENIED"
+        transfers.place(FileUse("s3://lab/a", "w")).write_bytes(b"x")
+        assert transfers.code(FileUse("s3://lab/a", "w")) == "FILE_DENIED"
+
+
+def test_a_store_that_is_not_there_is_a_failure_that_may_pass(tmp_path: Path) -> None:
+    options = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        report = transfers.move(FileUse("s3://lab/a"))
+        assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+
+
+# -- the web -----------------------------------------------------------------------------------------------------------
+
+
+def test_many_tasks_that_wait_for_one_file_are_one_request(transfers: TransferProcess, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    tasks = [f"t{number}" for number in range(50)]
+    transfers.make(*tasks)
+    transfers.move(use, *tasks)
+    assert transfers.move(use, "t").cached
+    assert web.requests == {("HEAD", "/data"): 1, ("GET", "/data"): 1}
+    assert all(transfers.place(use, task_id).read_bytes() == b"data" for task_id in tasks)
+
+
+def test_a_server_may_know_no_head_and_say_no_size(transfers: TransferProcess, web: WebServer) -> None:
+    web.files["/signed"] = lambda method: (403, {}, b"") if method == "HEAD" else (200, {}, iter([b"da", b"ta"]))
+    assert transfers.move(of(web, "/signed", b"data")).size_bytes == 4
+
+
+def test_redirects_are_followed(transfers: TransferProcess, web: WebServer) -> None:
+    web.files |= {"/data": b"data", "/there": lambda _: (302, {"Location": "/data"}, b"")}
+    assert transfers.move(of(web, "/there", b"data")).size_bytes == 4
+    web.files["/round"] = lambda _: (302, {"Location": "/round"}, b"")
+    assert transfers.code(of(web, "/round", b"other")) == "FILE_UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(404, "FILE_NOT_FOUND"), (410, "FILE_NOT_FOUND"), (401, "FILE_DENIED"), (500, "FILE_UNREACHABLE")],
+)
+def test_what_a_server_answers(transfers: TransferProcess, web: WebServer, status: int, code: str) -> None:
+    web.files["/data"] = lambda _: (status, {}, b"")
+    assert transfers.code(of(web, "/data", b"data")) == code
+
+
+def changing(contents: Iterator[bytes]) -> Any:
+    """A file that has the next content at each request."""
+
+    def answer(_: str) -> Answer:
+        content = next(contents)
+        return 200, {"ETag": f'"{content.decode()}"'}, content
+
+    return answer
+
+
+def test_a_file_that_changes_meanwhile_is_copied_from_the_start_again(
+    transfers: TransferProcess, web: WebServer
+) -> None:
+    web.files["/data"] = changing(itertools.chain([b"one"], itertools.repeat(b"two")))
+    report = transfers.move(of(web, "/data", b"two"))
+    assert (report.size_bytes, web.requests["GET", "/data"]) == (3, 2)
+
+
+def test_a_file_that_changes_all_the_time(transfers: TransferProcess, web: WebServer) -> None:
+    web.files["/data"] = changing(b"%d" % number for number in itertools.count())
+    assert transfers.code(of(web, "/data", b"0")) == "FILE_CHANGED"
+    assert transfers.drafts() == []
+
+
+def test_a_file_that_is_not_what_its_submitter_expects(transfers: TransferProcess, web: WebServer) -> None:
+    assert transfers.code(of(web, "/data", b"data", sha256=sha256(b"other"))) == "FILE_CHECKSUM"
+    assert transfers.code(of(web, "/data", b"data", size_bytes=5)) == "FILE_CHANGED"
+    assert transfers.copies() == []
+
+
+def test_a_file_that_ends_too_early_is_a_failure_that_may_pass(transfers: TransferProcess, web: WebServer) -> None:
+    web.files["/data"] = lambda _: (200, {"Content-Length": "10"}, iter([b"da"]))
+    report = transfers.move(of(web, "/data", b"data"))
+    assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+
+
+def test_messages_have_no_signature_and_no_password(transfers: TransferProcess, web: WebServer) -> None:
+    url = web.url.replace("http://", "http://me:secret@") + "/none?X-Amz-Signature=secret"
+    report = transfers.move(FileUse(url, sha256=sha256(b"")))
+    assert report.error["code"] == "FILE_NOT_FOUND"
+    assert "secret" not in repr(report)
+
+
+def test_a_proxy_of_the_environment_is_used(tmp_path: Path, web: WebServer) -> None:
+    web.files |= {
+        "/data": b"data",
+        "/lab/object": lambda _: (200, {"ETag": '"1"', "Last-Modified": MODIFIED}, b"object"),
+    }
+    proxy = Proxy(web)
+    options = {"endpoint": "http://s3.invalid", "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    variables = {"http_proxy": proxy.url, "https_proxy": proxy.url, "no_proxy": "127.0.0.1"}
+    storage = Storage(url="s3://lab", options=options)
+    with transfer_process(tmp_path, environment=variables, storages=(storage,)) as transfers:
+        transfers.make("t")
+        assert transfers.move(FileUse("http://files.invalid/data", sha256=sha256(b"data"))).size_bytes == 4
+        assert transfers.move(FileUse("s3://lab/object")).size_bytes == 6
+        passed = set(proxy.requested)
+        assert passed == {"http://files.invalid/data", "http://s3.invalid/lab/object"}
+        web.files["/near"] = b"near"
+        assert transfers.move(of(web, "/near", b"near")).size_bytes == 4  # 127.0.0.1 has no proxy
+        assert set(proxy.requested) == passed
+    proxy.close()
+
+
+MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
+
+
+def test_without_a_way_out_a_name_that_is_not_found_is_a_failure_that_may_pass(transfers: TransferProcess) -> None:
+    report = transfers.move(FileUse("https://nowhere.invalid/data"))
+    assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+
+
+# -- rights ------------------------------------------------------------------------------------------------------------
+
+
+def test_others_reach_the_storages_that_are_open_to_them_and_nothing_else(
+    tmp_path: Path, web: WebServer, s3: Any
+) -> None:
+    s3[1].put_object(Bucket="lab", Key="shared/a", Body=b"a")
+    s3[1].put_object(Bucket="lab", Key="private/a", Body=b"a")
+    storages = (
+        Storage(url="s3://lab/shared", submitters=(OTHER,)),
+        Storage(url=f"{web.url}/open", submitters="*"),
+    )
+    with transfer_process(tmp_path, environment=s3[0], storages=storages) as transfers:
+        for submitter in ("", OTHER):
+            transfers.make("t", submitter=submitter, writes=("s3://lab/shared/out",))
+        assert transfers.move(FileUse("s3://lab/shared/a"), submitter=OTHER).size_bytes == 1
+        assert transfers.move(of(web, "/open/a", b"a"), submitter=OTHER).size_bytes == 1
+        for url in ("s3://lab/private/a", "s3://lab/sharedx/a", "s3://lab/shared/../private/a"):
+            assert transfers.code(FileUse(url), submitter=OTHER) == "FILE_DENIED"
+        for path in ("/secret", "/open/../secret", "/open/%2e%2e/secret", "/open/%252e%252e/secret"):
+            assert transfers.code(of(web, path, b"secret"), submitter=OTHER) == "FILE_DENIED"
+        out = FileUse("s3://lab/shared/out", "w")
+        transfers.place(out, submitter=OTHER).write_bytes(b"x")
+        assert transfers.code(out, submitter=OTHER) == "FILE_DENIED"  # for reading only
+        transfers.place(out).write_bytes(b"x")
+        assert transfers.move(out).size_bytes == 1  # by the owner
+        assert transfers.move(FileUse("s3://lab/private/a")).size_bytes == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://127.0.0.1/data",
+        "https://[::1]/data",
+        "https://[::ffff:127.0.0.1]/data",
+        "https://169.254.169.254/latest/meta-data",
+        "https://10.0.0.1/data",
+        "https://localhost/data",
+        "https://0x7f000001/data",
+        "https://2130706433/data",
+    ],
+)
+def test_others_do_not_reach_addresses_that_are_not_public(transfers: TransferProcess, url: str) -> None:
+    transfers.make("t", submitter=OTHER)
+    assert transfers.code(FileUse(url), submitter=OTHER) in ("FILE_DENIED", "FILE_UNREACHABLE")
+
+
+def test_a_redirect_leads_others_to_public_addresses_only(tmp_path: Path, web: WebServer) -> None:
+    web.files |= {
+        "/open/a": lambda _: (302, {"Location": f"{web.url}/secret"}, b""),
+        "/open/b": lambda _: (302, {"Location": "https://127.0.0.1/secret"}, b""),
+        "/secret": b"secret",
+    }
+    with transfer_process(tmp_path, storages=(Storage(url=f"{web.url}/open", submitters="*"),)) as transfers:
+        transfers.make("t", submitter=OTHER)
+        for path in ("/open/a", "/open/b"):
+            assert transfers.code(of(web, path, b"secret"), submitter=OTHER) == "FILE_DENIED"
+        assert ("GET", "/secret") not in web.requests
+
+
+def test_an_endpoint_with_certain_functions_gives_its_owner_no_more_rights(tmp_path: Path, s3: Any) -> None:
+    storages = (Storage(url="s3://lab/shared"),)
+    s3[1].put_object(Bucket="lab", Key="shared/a", Body=b"a")
+    with transfer_process(tmp_path, environment=s3[0], storages=storages, is_restricted=True) as transfers:
+        transfers.make("t")
+        assert transfers.move(FileUse("s3://lab/shared/a")).size_bytes == 1
+        assert transfers.code(FileUse("s3://lab/private/a")) == "FILE_DENIED"
+
+
+def test_the_owner_is_the_owner_under_the_id_too(tmp_path: Path, s3: Any) -> None:
+    s3[1].put_object(Bucket="lab", Key="private/a", Body=b"a")
+    with transfer_process(
+        tmp_path, environment=s3[0], owner_or=lambda each: "" if each == OTHER else each
+    ) as transfers:
+        transfers.make("t", submitter=OTHER)
+        assert transfers.move(FileUse("s3://lab/private/a"), submitter=OTHER).size_bytes == 1
+        assert transfers.place(FileUse("s3://lab/private/a")).read_bytes() == b"a"
+
+
+def test_a_task_cannot_have_a_file_of_the_owner_stored_by_a_link(transfers: TransferProcess, tmp_path: Path) -> None:
+    secret = tmp_path / "credentials"
+    secret.write_text("secret")
+    use = FileUse("s3://lab/out/stolen", "w")
+    transfers.make("t", writes=(use.url,))
+    place = transfers.place(use)
+    place.symlink_to(secret)
+    assert transfers.code(use) == "FILE_NOT_WRITTEN"
+    place.unlink()
+    directory = place.parent
+    directory.rmdir()
+    (tmp_path / place.name).write_text("secret")
+    directory.symlink_to(tmp_path)
+    assert transfers.code(use) == "FILE_NOT_WRITTEN"
+    directory.unlink()
+    directory.mkdir()
+    os.mkfifo(place)
+    assert transfers.code(use) == "FILE_NOT_WRITTEN"
+
+
+def test_a_task_cannot_have_a_file_written_elsewhere_by_a_link(
+    transfers: TransferProcess, web: WebServer, tmp_path: Path
+) -> None:
+    use, target = of(web, "/authorized_keys", b"mine"), tmp_path / "ssh"
+    target.mkdir()
+    place = transfers.place(use, "next")
+    place.parent.parent.mkdir(parents=True)
+    place.parent.symlink_to(target)
+    transfers.make("next")
+    assert transfers.code(use, "next") == "FILE_UNREACHABLE"
+    assert list(target.iterdir()) == []
+    place.parent.unlink()
+    place.parent.mkdir()
+    place.symlink_to(target / "authorized_keys")
+    transfers.move(use, "next")
+    assert list(target.iterdir()) == []
+    assert place.read_bytes() == b"mine"
+
+
+def test_a_link_in_place_of_a_directory_is_not_emptied(transfers: TransferProcess, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    staged = transfers.working_dir / "staged"
+    (staged / "old").symlink_to(precious)
+    transfers.remove("old")
+    transfers.client.order([orders.Tidy(())])
+    transfers.wait_for(orders.Tidied)
+    assert (precious / "data").exists()
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_one_submitter_are_not_for_others(transfers: TransferProcess, web: WebServer, s3: Any) -> None:
+    s3[1].put_object(Bucket="lab", Key="raw/mine", Body=b"mine")
+    assert transfers.move(FileUse("s3://lab/raw/mine")).size_bytes == 4
+    transfers.make("t", submitter=OTHER)
+    assert transfers.code(FileUse("s3://lab/raw/mine", sha256=sha256(b"mine")), submitter=OTHER) == "FILE_DENIED"
+
+
+def test_a_copy_that_a_task_has_spoiled_is_not_used_again(transfers: TransferProcess, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    transfers.make("u")
+    transfers.move(use, "t")
+    path = transfers.place(use, "t")
+    before = path.stat()
+    path.chmod(0o644)
+    path.write_bytes(b"DATA")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not transfers.move(use, "u").cached
+    assert transfers.place(use, "u").read_bytes() == b"data"
+    transfers.remove("t")
+    transfers.remove("u")
+    transfers.make("v")
+    assert transfers.move(use, "v").cached
+    assert web.requests["GET", "/data"] == 2
+
+
+def test_a_copy_is_used_again_after_its_task_and_after_a_restart(tmp_path: Path, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    for _ in range(2):
+        with transfer_process(tmp_path) as transfers:
+            for task_id in ("t", "u"):
+                transfers.make(task_id)
+                transfers.move(use, task_id)
+                assert transfers.place(use, task_id).read_bytes() == b"data"
+                transfers.remove(task_id)
+                assert not transfers.place(use, task_id).exists()
+    assert web.requests["GET", "/data"] == 1
+
+
+def test_the_copy_that_was_not_used_for_longest_goes_and_none_that_a_task_has(tmp_path: Path, web: WebServer) -> None:
+    files = [of(web, f"/{number}", bytes([number]) * 400_000) for number in range(3)]
+    with transfer_process(tmp_path, cache_bytes=1_000_000) as transfers:
+        transfers.make("t", "u")
+        transfers.move(files[0], "t")
+        transfers.move(files[1], "u")
+        report = transfers.move(files[2], "t")
+        assert (report.error["code"], report.error["retryable"]) == ("FILES_NO_ROOM", True)
+        assert transfers.place(files[0], "t").exists()
+        transfers.remove("u")
+        transfers.move(files[2], "t")
+        assert [copy.name for copy in transfers.copies()] == sorted([files[0].sha256, files[2].sha256])
+        assert transfers.code(of(web, "/large", bytes(1_000_001)), "t") == "FILES_TOO_LARGE"
+
+
+def test_a_file_of_unknown_size_stays_within_the_room(tmp_path: Path, web: WebServer) -> None:
+    web.files["/endless"] = lambda method: (200, {}, itertools.repeat(bytes(100_000)))
+    with transfer_process(tmp_path, cache_bytes=3_000_000) as transfers:
+        transfers.make("t")
+        assert transfers.code(of(web, "/endless", b"")) == "FILES_TOO_LARGE"
+        assert transfers.drafts() == []
+
+
+def test_a_damaged_index_and_drafts_of_a_killed_process_are_removed(tmp_path: Path, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as transfers:
+        transfers.make("t")
+        transfers.move(use)
+    (tmp_path / "files" / "index.sqlite").write_bytes(b"no database at all" * 1000)
+    (tmp_path / "files" / "index.sqlite-wal").unlink(missing_ok=True)
+    drafts = tmp_path / "files" / "owner" / "drafts"
+    drafts.mkdir(exist_ok=True)
+    (drafts / "7").write_bytes(b"half")
+    with transfer_process(tmp_path) as transfers:
+        transfers.make("t")
+        assert transfers.drafts() == []
+        assert not transfers.move(use).cached
+        assert transfers.place(use).read_bytes() == b"data"
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_system_that_is_full_is_a_failure_that_may_pass(transfers: TransferProcess, web: WebServer) -> None:
+    use = of(web, "/data", bytes(3_000_000))
+    pid = transfers.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+    report = transfers.move(use)
+    assert (report.error["code"], report.error["retryable"]) == ("FILES_NO_ROOM", True)
+    assert transfers.drafts() == []
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert transfers.move(use).size_bytes == 3_000_000
+
+
+def test_a_transfer_that_never_ends_is_stopped(transfers: TransferProcess, web: WebServer) -> None:
+    web.files["/endless"] = lambda _: (200, {}, itertools.repeat(bytes(1000)))
+    number = transfers.order(of(web, "/endless", b""), "t")
+    assert transfers.wait_for(orders.Progress)
+    transfers.client.order([orders.Cancel(number)])
+    wait_until(lambda: transfers.drafts() == [], "the draft is removed")
+    assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+    assert not [each for each in transfers.reports if isinstance(each, orders.Failed)]
+
+
+def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer) -> None:
+    web.files["/endless"] = lambda _: (200, {}, itertools.repeat(bytes(1000)))
+    transfers.order(of(web, "/endless", b""), "t")
+    transfers.wait_for(orders.Progress)
+    former = transfers.process
+    former.kill()
+    transfers.wait_until(lambda: transfers.losses, "the loss is noticed")
+    assert "exit code -9" in transfers.losses[0]
+    assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+    assert transfers.process.pid != former.pid
+
+
+def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) -> None:
+    with transfer_process(tmp_path, quiet_s=0.5) as transfers:
+        transfers.make("t")
+        former = transfers.process
+        former.send_signal(signal.SIGSTOP)
+        transfers.order(of(web, "/data", b"data"), "t")
+        transfers.wait_until(lambda: transfers.losses, "the silence is noticed")
+        assert "did not answer" in transfers.losses[0]
+        assert not former.is_running()
+        assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+
+
+def test_a_process_waits_for_the_end_of_one_that_has_the_cache(tmp_path: Path, web: WebServer) -> None:
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as other:
+        with transfer_process(tmp_path) as first:
+            first.make("t")
+            first.move(use)
+            other.client.order([orders.Make("u", "", ())])
+            other.wait_until(lambda: other.losses, "it finds the cache in use")
+        other.losses.clear()
+        other.make("u")
+        assert other.move(use, "u").cached
+
+
+def test_a_process_ends_without_work_and_starts_with_the_next_order(tmp_path: Path) -> None:
+    with transfer_process(tmp_path, idle_s=0.1) as transfers:
+        assert transfers.client.pid is None
+        transfers.make("t")
+        former = transfers.process
+        transfers.wait_until(lambda: transfers.client.pid is None, "it ends")
+        assert not former.is_running()
+        assert (transfers.losses, transfers.client.next_deadline()) == ([], None)
+        transfers.make("u")
+
+
+def test_a_thousand_files_of_one_task(transfers: TransferProcess, web: WebServer) -> None:
+    uses = [of(web, f"/{number}", b"%d" % number) for number in range(1000)]
+    for start in range(0, len(uses), 100):
+        for use in uses[start : start + 100]:
+            transfers.order(use, "t")
+        assert not [
+            each for each in transfers.wait_for(orders.Fetched, orders.Failed, count=100) if "error" in repr(each)
+        ]
+    assert transfers.place(uses[-1]).read_bytes() == b"999"
+    assert set(web.requests.values()) == {1}
+    assert transfers.process.memory_info().rss < 300 * 2**20
+    transfers.remove("t")

@@ -1,0 +1,131 @@
+"""Servers of files for tests: a web server with faults, and a proxy."""
+
+from __future__ import annotations
+
+import collections
+import http.client
+import http.server
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Answer = tuple[int, Mapping[str, str], bytes | Iterator[bytes]]
+
+
+class WebServer:
+    """Answers from ``files``, by path: bytes, or a function of the method that makes an answer."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | Callable[[str], Answer]] = {}
+        #: How often each method and path was requested.
+        self.requests: collections.Counter[tuple[str, str]] = collections.Counter()
+        #: What was put, by path.
+        self.stored: dict[str, bytes] = {}
+        self._server = _serve(self._handler())
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
+        outer = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                path = urllib.parse.urlsplit(self.path).path
+                outer.requests[self.command, path] += 1
+                found = outer.files.get(path)
+                if found is None:
+                    self.answer(404, {}, b"")
+                elif isinstance(found, bytes):
+                    self.answer(200, {"ETag": f'"{hash(found)}"'}, found)
+                else:
+                    self.answer(*found(self.command))
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def do_PUT(self) -> None:
+                path = urllib.parse.urlsplit(self.path).path
+                body = self.rfile.read(int(self.headers["content-length"]))
+                outer.requests[self.command, path] += 1
+                found = outer.files.get(path)
+                status, headers, answer = found("PUT") if callable(found) else (200, {"ETag": '"1"'}, b"")
+                if status == 200:
+                    outer.stored[path] = body
+                self.answer(status, headers, answer)
+
+        return Handler
+
+
+class Proxy:
+    """Passes on requests for ``http://`` to one server, whatever their host is."""
+
+    def __init__(self, server: WebServer) -> None:
+        self.requested: list[str] = []
+        port = urllib.parse.urlsplit(server.url).port
+        assert port is not None
+        outer = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                outer.requested.append(self.path)
+                target = urllib.parse.urlsplit(self.path)
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+                connection.request(self.command, target.path, headers={"Host": target.netloc})
+                response = connection.getresponse()
+                body = response.read()
+                headers = {
+                    name: value for name, value in response.getheaders() if name.lower() in ("etag", "last-modified")
+                }
+                length = response.getheader("content-length") or "0"
+                self.answer(response.status, {**headers, "Content-Length": length}, body)
+                connection.close()
+
+            do_HEAD = do_GET  # noqa: N815
+
+        self._server = _serve(Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def answer(self, status: int, headers: Mapping[str, str], body: bytes | Iterator[bytes]) -> None:
+        self.send_response(status)
+        if isinstance(body, bytes):
+            headers = {"Content-Length": str(len(body)), **headers}
+        else:
+            self.close_connection = True
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        try:
+            for chunk in [body] if isinstance(body, bytes) else body:
+                self.wfile.write(chunk)
+        except OSError:
+            pass  # the client has stopped
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: Any) -> None:
+        pass  # a client that was killed
+
+
+def _serve(handler: type[http.server.BaseHTTPRequestHandler]) -> http.server.ThreadingHTTPServer:
+    server = _Server(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    return server

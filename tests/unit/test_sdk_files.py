@@ -1,0 +1,173 @@
+"""Files in calls of the SDK, at a fake cloud: what travels, what is refused before, and what a test can look at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farcall import EndpointIncompatible, Executor, File, Graph, InvalidRequest, PayloadTooLarge, TaskError
+from farcall._functions import pack_call
+from farcall.testing import FakeCloud
+from farcall_common.file_arguments import has_files, without_files
+from farcall_common.limits import MAX_FILES
+from farcall_common.payload import Serializer
+from farcall_common.staged_files import unpack_files
+from tests.waiting import WAIT_S
+
+SCAN = "s3://lab/raw/scan7.txt"
+MASK = "s3://lab/out/mask.txt"
+
+
+@pytest.fixture
+def cloud() -> Iterator[FakeCloud]:
+    with FakeCloud(files={SCAN: b"5 7"}) as started:
+        yield started
+
+
+@pytest.fixture
+def executor(cloud: FakeCloud) -> Iterator[Executor]:
+    with Executor(cloud.endpoint_id, client=cloud.client()) as started:
+        yield started
+
+
+def double(scan: Any, out: Any) -> Any:
+    """Writes twice the numbers of a file."""
+    with scan.open() as source, out.open() as target:
+        target.write(" ".join(str(2 * int(word)) for word in source.read().split()))
+    return out
+
+
+def total(scan: Any) -> int:
+    with scan.open() as source:
+        return sum(map(int, source.read().split()))
+
+
+def length(data: Any) -> int:
+    return len(data)
+
+
+def test_outputs_are_in_the_cloud_afterwards(cloud: FakeCloud, executor: Executor) -> None:
+    mask = executor.submit(double, File(SCAN), out=File(MASK)).result(WAIT_S)
+    assert (mask, cloud.files[MASK]) == (File(MASK), b"10 14")
+    assert executor.submit(total, mask).result(WAIT_S) == 24
+
+
+def test_future_of_a_file_is_an_argument(cloud: FakeCloud, executor: Executor) -> None:
+    mask: Future[Any] = executor.submit(double, File(SCAN), out=File(MASK))
+    assert executor.submit(total, mask).result(WAIT_S) == 24
+
+
+def test_files_of_a_graph(cloud: FakeCloud, executor: Executor) -> None:
+    graph = Graph()
+    mask = graph.call(double, File(SCAN), out=File(MASK))
+    assert executor.submit(graph, graph.call(total, mask)).result(WAIT_S) == 24
+    assert cloud.files[MASK] == b"10 14"
+    other = graph.call(total, File("s3://lab/typo"))
+    with pytest.raises(TaskError, match="does not exist"):
+        executor.submit(graph, [mask, other]).result(WAIT_S)
+
+
+def test_local_files_are_those_of_this_machine(executor: Executor, tmp_path: Path) -> None:
+    scan, mask = tmp_path / "my scan.txt", tmp_path / "new" / "mask.txt"
+    scan.write_text("1")
+    executor.submit(double, File(scan.as_uri()), out=File(mask.as_uri())).result(WAIT_S)
+    assert mask.read_text() == "2"
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        (File("s3://lab/typo"), "FILE_NOT_FOUND"),
+        (File("file:///no/such/file"), "FILE_NOT_FOUND"),
+        (File(SCAN, size_bytes=4), "FILE_CHANGED"),
+        (File(SCAN, sha256="0" * 64), "FILE_CHECKSUM"),
+    ],
+)
+def test_input_that_is_not_as_expected_fails_the_call(executor: Executor, file: File, code: str) -> None:
+    future = executor.options(retries=2).submit(total, file)
+    with pytest.raises(TaskError) as caught:
+        future.result(WAIT_S)
+    assert (caught.value.record.code, caught.value.record.retries_used) == (code, None)
+
+
+def test_input_as_expected(executor: Executor) -> None:
+    file = File(SCAN, size_bytes=3, sha256=hashlib.sha256(b"5 7").hexdigest())
+    assert executor.submit(total, file).result(WAIT_S) == 12
+
+
+def test_output_that_was_not_written_fails_the_call(cloud: FakeCloud, executor: Executor) -> None:
+    def nothing(out: Any) -> None:
+        pass
+
+    with pytest.raises(TaskError) as caught:
+        executor.submit(nothing, out=File(MASK)).result(WAIT_S)
+    assert caught.value.record.code == "FILE_NOT_WRITTEN"
+    assert MASK not in cloud.files
+
+
+def test_list_is_in_front_of_the_call() -> None:
+    plain = pack_call((1, "a"), {}, function_name="f")
+    assert not has_files(plain.payload)
+    packed = pack_call((File(SCAN),), {"out": File(MASK)}, function_name="f")
+    found, rest = unpack_files(packed.payload)
+    assert [(use.url, use.mode) for use in found] == [(SCAN, "r"), (MASK, "w")]
+    assert Serializer().unpack_call(rest) == ((File(SCAN),), {"out": File(MASK, "w")})
+    assert packed.requirements is not None
+    assert packed.requirements.files == found
+
+
+def test_equal_calls_have_equal_payloads() -> None:
+    """Memoization compares them."""
+    first, second = (pack_call(([File(SCAN)],), {"out": File(MASK)}, function_name="f").payload for _ in range(2))
+    assert first == second
+    assert bytes(without_files(first)) == bytes(without_files(second))
+
+
+def test_too_many_files_are_refused() -> None:
+    files = [File(f"s3://lab/{number}") for number in range(MAX_FILES + 1)]
+    with pytest.raises(InvalidRequest, match="at most"):
+        pack_call((files,), {}, function_name="f")
+
+
+def test_list_counts_for_the_limit_of_a_payload() -> None:
+    import secrets
+
+    files = [File(f"s3://lab/{secrets.token_hex(900)}") for _ in range(4_000)]
+    with pytest.raises(PayloadTooLarge, match="of it the list of 4,000 files"):
+        pack_call((files,), {}, function_name="f")
+
+
+@pytest.mark.parametrize(("runtime", "refused"), [({}, False), ({"knows_files": True}, False), ({"x": 1}, True)])
+def test_endpoint_that_does_not_know_files_is_refused_before(
+    cloud: FakeCloud, executor: Executor, runtime: dict[str, Any], refused: bool
+) -> None:
+    cloud.runtime = runtime
+    future = executor.submit(total, File(SCAN))
+    if refused:
+        with pytest.raises(EndpointIncompatible, match="is a file, which the release of the endpoint does not know"):
+            future.result(WAIT_S)
+    else:
+        assert future.result(WAIT_S) == 12
+    assert executor.submit(length, "abc").result(WAIT_S) == 3
+
+
+def test_batch_with_files(cloud: FakeCloud) -> None:
+    client = cloud.client()
+    batch = client.create_batch()
+    function_id = client.register_function(total)
+    task_id = batch.add(function_id, (File(SCAN),))
+    client.batch_run(cloud.endpoint_id, batch)
+    assert client.get_result(task_id, wait_s=WAIT_S) == 12
+    cloud.runtime = {"python_version": ""}
+    with pytest.raises(EndpointIncompatible, match="is a file"):
+        cloud.client().batch_run(cloud.endpoint_id, batch)
+
+
+def test_file_without_a_task_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"must be in an object store first .* or be read and passed as bytes"):
+        File("data.csv")
