@@ -13,28 +13,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import psutil
 import pytest
 import yaml
-import zmq
 from typer.testing import CliRunner, Result
 
-from farcall_common.file_arguments import File, Mode, collecting, with_outputs
+from farcall_common.file_arguments import File, collecting, with_outputs
 from farcall_common.login import Login, keep, read
-from farcall_common.staged_files import FileUse, pack_files, place_of, uses
+from farcall_common.staged_files import FileUse, pack_files, uses
 from farcall_endpoint.agent.launch import transfer_settings
 from farcall_endpoint.cli import app
 from farcall_endpoint.config import read_config
 from farcall_endpoint.diagnose import gather
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.client import TransferClient
-from farcall_endpoint.staging.orders import Order, Report
-from farcall_endpoint.staging.places import files_directory
 from tests.integration.identity_provider import IdentityProvider
 from tests.integration.identity_provider import serving as serving_logins
 from tests.support.endpoint import FakeCloud, running_endpoint
 from tests.support.globus_service import Collection, GlobusService, serving
+from tests.support.transfers import TransferProcess, transfer_process
 from tests.waiting import WAIT_S, wait_until
 
 ALL = "urn:globus:auth:scope:transfer.api.globus.org:all"
@@ -69,6 +65,16 @@ class Lab:
 
     def __call__(self, *arguments: str) -> Result:
         return CliRunner().invoke(app, ["--config-dir", str(self.home), "globus", *arguments])
+
+    def exchange(self) -> list[Path]:
+        """What is in the directory that Globus sees."""
+        directory = self.own.root / "exchange"
+        return list(directory.iterdir()) if directory.exists() else []
+
+    def transfers(self) -> contextlib.AbstractContextManager[TransferProcess]:
+        """The transfer process of the endpoint."""
+        settings = transfer_settings(read_config(self.directory.config_file), self.directory)
+        return transfer_process(self.directory.path, globus=settings.globus, storages=settings.storages)
 
     def log_in(self) -> None:
         keep(
@@ -217,123 +223,72 @@ def test_diagnose_finds_what_is_missing(lab: Lab) -> None:
 def test_the_check_leaves_nothing(lab: Lab) -> None:
     lab.log_in()
     assert _findings(lab)[0][0] is True
-    assert list((lab.own.root / "exchange").iterdir()) == []
+    assert lab.exchange() == []
 
 
 # -- the transfer process ----------------------------------------------------------------------------------------------
 
 
-class Process:
-    """A transfer process, driven as the agent does."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.poller = zmq.Poller()
-        config = read_config(lab.directory.config_file)
-        self.client = TransferClient(lambda: transfer_settings(config, lab.directory), poller=self.poller)
-        self.heard: list[Report] = []
-        self.lost: list[str] = []
-        self.work = lab.directory.path / "tasks_working_dir"
-
-    def order(self, *given: Order) -> None:
-        self.client.order(given)
-
-    def receive(self) -> list[Report]:
-        self.poller.poll(20)
-        reports, lost = self.client.receive()
-        self.heard += reports
-        self.lost += [lost] if lost else []
-        return self.heard
-
-    def results(self, count: int) -> dict[int, Report]:
-        """The results of so many transfers, by number."""
-
-        def found() -> dict[int, Report]:
-            kinds = orders.Fetched | orders.Stored | orders.Failed
-            return {each.number: each for each in self.receive() if isinstance(each, kinds)}
-
-        wait_until(lambda: len(found()) >= count)
-        return found()
-
-    def make(self, task_id: str, submitter: str = "", *, writes: str = "") -> None:
-        """Make the directory of a task, which may write a file."""
-        names = (Path(place_of("", writes, "w")).parts[-2],) if writes else ()
-        self.order(orders.Make(task_id, submitter, names))
-        wait_until(lambda: orders.Made(task_id) in self.receive())
-
-    def place(self, task_id: str, url: str, mode: Mode = "r") -> Path:
-        """The path of a file of a task of the owner."""
-        return Path(place_of(str(files_directory(self.work, task_id, "")), url, mode))
-
-
 @pytest.fixture
-def process(lab: Lab) -> Iterator[Process]:
+def transfers(lab: Lab) -> Iterator[TransferProcess]:
     lab.log_in()
-    found = Process(lab)
-    with contextlib.closing(found.client):
+    with lab.transfers() as found:
         yield found
 
 
-def test_files_of_tasks_come_and_go(lab: Lab, process: Process) -> None:
+def test_files_of_tasks_come_and_go(lab: Lab, transfers: TransferProcess) -> None:
     (lab.remote.root / "raw").mkdir()
     for name in ("1", "2"):
         (lab.remote.root / "raw" / name).write_text(name)
-    base = f"globus://{lab.remote.id}"
-    process.make("a-task", writes=f"{base}/out/result")
-    process.order(*(orders.Fetch(number, "", FileUse(f"{base}/raw/{number}"), ("a-task",)) for number in (1, 2, 3)))
-    results = process.results(3)
-    assert isinstance(results[1], orders.Fetched)
-    assert isinstance(results[3], orders.Failed)
-    assert results[3].error["code"] == "FILE_NOT_FOUND"
-    assert process.place("a-task", f"{base}/raw/2").read_text() == "2"
-    assert process.place("a-task", f"{base}/raw/2").stat().st_mode & 0o222 == 0
-    process.place("a-task", f"{base}/out/result", "w").write_text("result")
-    process.order(orders.Store(4, "", FileUse(f"{base}/out/result", "w"), "a-task"))
-    assert isinstance(process.results(4)[4], orders.Stored)
+    reads = [FileUse(f"globus://{lab.remote.id}/raw/{number}") for number in (1, 2, 3)]
+    written = FileUse(f"globus://{lab.remote.id}/out/result", "w")
+    transfers.make("t", writes=(written.url,))
+    transfers.client.order([orders.Fetch(number, "", use, ("t",)) for number, use in enumerate(reads)])
+    reports = {each.number: each for each in transfers.wait_for(orders.Fetched, orders.Failed, count=3)}
+    assert [each.error["code"] for each in reports.values() if isinstance(each, orders.Failed)] == ["FILE_NOT_FOUND"]
+    assert isinstance(reports[2], orders.Failed)
+    assert transfers.place(reads[1]).read_text() == "2"
+    assert transfers.place(reads[1]).stat().st_mode & 0o222 == 0
+    transfers.place(written).write_text("result")
+    assert isinstance(transfers.move(written), orders.Stored)
     assert (lab.remote.root / "out" / "result").read_text() == "result"
     assert len(lab.service.tasks) == 2
-    assert list((lab.own.root / "exchange").iterdir()) == []
+    wait_until(lambda: lab.exchange() == [])
 
 
-def test_a_file_that_is_known_is_not_transferred_again(lab: Lab, process: Process) -> None:
+def test_a_file_that_is_known_is_not_transferred_again(lab: Lab, transfers: TransferProcess) -> None:
     (lab.remote.root / "a").write_text("a")
     use = FileUse(f"globus://{lab.remote.id}/a")
-    for number in (1, 2):
-        process.make(f"task-{number}")
-        process.order(orders.Fetch(number, "", use, (f"task-{number}",)))
-        process.results(number)
-    cached = [each.cached for each in process.heard if isinstance(each, orders.Fetched)]
-    assert cached == [False, True]
+    transfers.make("t", "u")
+    assert [transfers.move(use, task_id).cached for task_id in ("t", "u")] == [False, True]
     assert len(lab.service.copied) == 1
 
 
-def test_the_cache_knows_a_copy_after_the_directory_for_globus_is_cleared(lab: Lab, process: Process) -> None:
+def test_the_cache_knows_a_copy_after_the_directory_for_globus_is_cleared(lab: Lab, transfers: TransferProcess) -> None:
     (lab.remote.root / "a").write_text("a")
     use = FileUse(f"globus://{lab.remote.id}/a")
-    process.make("a-task")
-    process.order(orders.Fetch(1, "", use, ("a-task",)))
-    process.results(1)
-    wait_until(lambda: list((lab.own.root / "exchange").iterdir()) == [])
-    process.client.close()
-    with contextlib.closing(sqlite3.connect(lab.directory.path / "files" / "index.sqlite")) as index:
+    transfers.make("t")
+    transfers.move(use)
+    wait_until(lambda: lab.exchange() == [])
+    transfers.client.close()
+    with contextlib.closing(sqlite3.connect(transfers.directory / "files" / "index.sqlite")) as index:
         ((changed_at,),) = index.execute("SELECT ctime_ns FROM copies").fetchall()
-    assert process.place("a-task", use.url).stat().st_ctime_ns == changed_at  # so it need not be read again
+    assert transfers.place(use).stat().st_ctime_ns == changed_at  # so it need not be read again
 
 
-def test_a_transfer_process_that_is_killed_transfers_nothing_twice(lab: Lab, process: Process) -> None:
+def test_a_transfer_process_that_is_killed_transfers_nothing_twice(lab: Lab, transfers: TransferProcess) -> None:
     (lab.remote.root / "a").write_bytes(b"a" * 100)
     lab.service.bytes_each_time = 60
-    fetch = orders.Fetch(1, "", FileUse(f"globus://{lab.remote.id}/a"), ("a-task",))
-    process.make("a-task")
-    process.order(fetch)
-    wait_until(lambda: process.receive() and lab.service.tasks and lab.service.task.bytes_transferred)
-    assert process.client.pid is not None
-    psutil.Process(process.client.pid).kill()
-    wait_until(lambda: process.receive() is not None and process.lost)
-    process.order(orders.Fetch(2, "", fetch.use, fetch.task_ids))
-    assert isinstance(process.results(1)[2], orders.Fetched)
+    use = FileUse(f"globus://{lab.remote.id}/a")
+    transfers.make("t")
+    transfers.order(use, "t")
+    transfers.wait_until(lambda: lab.service.tasks and lab.service.task.bytes_transferred, "the transfer has begun")
+    transfers.process.kill()
+    transfers.wait_until(lambda: transfers.losses, "the loss is noticed")
+    assert isinstance(transfers.move(use), orders.Fetched)
     assert len(lab.service.tasks) == 1
     assert len(lab.service.copied) == 1
-    assert process.place("a-task", fetch.use.url).read_bytes() == b"a" * 100
+    assert transfers.place(use).read_bytes() == b"a" * 100
 
 
 def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
@@ -345,31 +300,25 @@ def test_tasks_of_others_reach_what_is_open_to_them(lab: Lab) -> None:
     storage = {"url": f"{base}/open", "submitters": ["bob"]}
     exchange = {"directory": str(lab.own.root / "exchange"), "path": "/exchange"}
     lab.configure(collection=lab.own.id, storages=(storage,), **exchange)
-    process = Process(lab)
-    with contextlib.closing(process.client):
-        cases = [
-            ("bob", FileUse(f"{base}/open/a")),
-            ("bob", FileUse(f"{base}/secret")),
-            ("bob", FileUse(f"{base}/open/../secret")),
-            ("bob", FileUse(f"{base}/open/%2e%2e/secret")),
-            ("bob", FileUse(f"{base}/open?/../secret")),
-            ("bob", FileUse(f"{base}/open/b", "w")),
-            ("eve", FileUse(f"{base}/open/a")),
-        ]
-        process.make("bobs", "bob", writes=f"{base}/open/b")
-        process.make("eves", "eve")
-        for number, (submitter, use) in enumerate(cases):
-            task_id = f"{submitter}s"
-            process.order(
-                orders.Fetch(number, submitter, use, (task_id,))
-                if use.mode == "r"
-                else orders.Store(number, submitter, use, task_id)
-            )
-        results = process.results(len(cases))
-    codes = [each.error["code"] if isinstance(each, orders.Failed) else "" for _, each in sorted(results.items())]
-    assert codes[0] == ""
-    assert set(codes[1:]) <= {"FILE_DENIED", "FILE_UNSUPPORTED"}
-    assert [source for source, _ in lab.service.copied] == ["/open/a"]
+    with lab.transfers() as transfers:
+        transfers.make("t", submitter="bob", writes=(f"{base}/open/b",))
+        transfers.make("t", submitter="eve")
+        for path in ("secret", "open/../secret", "open/%2e%2e/secret", "open?/../secret"):
+            code = transfers.code(FileUse(f"{base}/{path}"), submitter="bob")
+            assert code in ("FILE_DENIED", "FILE_UNSUPPORTED"), path
+        assert transfers.code(FileUse(f"{base}/open/b", "w"), submitter="bob") == "FILE_DENIED"
+        assert transfers.code(FileUse(f"{base}/open/a"), submitter="eve") == "FILE_DENIED"
+        assert lab.service.copied == []
+        assert isinstance(transfers.move(FileUse(f"{base}/open/a"), submitter="bob"), orders.Fetched)
+
+
+def test_an_endpoint_without_a_collection_says_so(lab: Lab) -> None:
+    lab.configure()
+    with lab.transfers() as transfers:
+        transfers.make("t")
+        report = transfers.move(FileUse(f"globus://{lab.remote.id}/a"))
+    assert report.error["code"] == "FILE_UNSUPPORTED"
+    assert "files.globus" in report.error["message"]
 
 
 # -- an agent ----------------------------------------------------------------------------------------------------------
@@ -413,4 +362,4 @@ def test_a_task_reads_and_writes_files_of_a_collection(lab: Lab, tmp_path: Path,
         assert (lab.remote.root / "out" / "a").read_text() == "SOME TEXT" * 10
         assert len(lab.service.tasks) == 2
         assert len(lab.service.copied) == 2  # each once, though the agent was killed
-        wait_until(lambda: list((lab.own.root / "exchange").iterdir()) == [])
+        wait_until(lambda: lab.exchange() == [])
