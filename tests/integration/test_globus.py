@@ -305,6 +305,19 @@ def test_what_is_submitted(scene: Scene, service: GlobusService) -> None:
     assert document["DATA"][0]["source_path"] == "/a"
 
 
+@pytest.mark.parametrize("side", ["remote", "own"])
+def test_checksums_are_not_requested_where_they_cannot_be_computed(
+    scene: Scene, service: GlobusService, side: str
+) -> None:
+    changed = scene.remote if side == "remote" else service.collections[scene.settings.collection]
+    changed.disable_verify = True
+    mover = scene.mover()
+    for name in ("a", "b"):
+        assert run(mover, scene.reads(mover, [scene.put(name, b"x")])).errors == {}
+    assert [task.document["verify_checksum"] for task in service.tasks.values()] == [False, False]
+    assert service.count("GET /v0.10/endpoint/") <= 2  # looked up once
+
+
 # -- what may go wrong -------------------------------------------------------------------------------------------------
 
 
@@ -596,11 +609,8 @@ def kill(child: subprocess.Popen[str]) -> None:
     child.communicate(timeout=WAIT_S)
 
 
-STEPS = ("submission_id", "transfer", "task", "task", "task")
-
-
 @pytest.mark.parametrize("is_processed", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("step", range(len(STEPS)))
+@pytest.mark.parametrize("step", range(10))
 def test_a_process_killed_at_any_request_transfers_nothing_twice(
     scene: Scene, service: GlobusService, step: int, is_processed: bool
 ) -> None:

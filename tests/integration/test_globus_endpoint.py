@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 import stat
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from farcall_endpoint.config import read_config
 from farcall_endpoint.diagnose import gather
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.access import Access
+from farcall_endpoint.staging.movers import MoveError
 from tests.integration.identity_provider import IdentityProvider
 from tests.integration.identity_provider import serving as serving_logins
 from tests.support.endpoint import FakeCloud, running_endpoint
@@ -319,6 +322,16 @@ def test_an_endpoint_without_a_collection_says_so(lab: Lab) -> None:
         report = transfers.move(FileUse(f"globus://{lab.remote.id}/a"))
     assert report.error["code"] == "FILE_UNSUPPORTED"
     assert "files.globus" in report.error["message"]
+
+
+def test_an_endpoint_without_globus_sdk_says_what_to_install(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "globus_sdk", None)
+    settings = transfer_settings(read_config(lab.directory.config_file), lab.directory)
+    access = Access(settings, unlink=lambda directory, name: None)
+    with pytest.raises(MoveError) as raised:
+        access.batch_mover("", f"globus://{lab.remote.id}/a", write=False)
+    assert raised.value.record.code == "FILE_UNSUPPORTED"
+    assert "pip install 'farcall-endpoint[globus]'" in raised.value.record.message
 
 
 # -- an agent ----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,11 @@ PUBLISHED = {
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 # What needs an extra is named to be imported.
-of_extras = {"farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus"}
+of_extras = {
+    "farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus",
+    "farcall_endpoint.staging.movers.globus_documents",
+    "farcall_endpoint.staging.movers.globus_records",
+}
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", ()), name + "."):

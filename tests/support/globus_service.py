@@ -47,6 +47,7 @@ class Collection:
     high_assurance: bool = False
     is_connected: bool = True
     needs_consent: bool = False
+    disable_verify: bool = False
     denied: set[str] = dataclasses.field(default_factory=set)
     id: str = dataclasses.field(default_factory=lambda: str(uuid.uuid4()))
 
@@ -430,8 +431,9 @@ class GlobusService:
             "DATA_TYPE": "endpoint", "id": found.id, "display_name": found.name, "organization": "My Org",
             "description": "", "entity_type": found.entity_type, "public": False, "is_globus_connect": True,
             "gcp_connected": found.is_connected, "gcp_paused": False, "host_endpoint_id": None, "host_path": None,
-            "disable_verify": False, "force_verify": False, "force_encryption": False, "non_functional": False,
-            "default_directory": None, "username": "auser", "high_assurance": found.high_assurance,
+            "disable_verify": found.disable_verify, "force_verify": False, "force_encryption": False,
+            "non_functional": False, "default_directory": None, "username": "auser",
+            "high_assurance": found.high_assurance,
         }  # fmt: skip
 
 

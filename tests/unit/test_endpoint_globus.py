@@ -14,7 +14,7 @@ from farcall_common.errors import ConfigurationError
 from farcall_endpoint.config import parse_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.staging.movers import MoveError
-from farcall_endpoint.staging.movers.globus import place_of_url
+from farcall_endpoint.staging.movers.globus_documents import place_of_url
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
 
 UUID = "6c54cade-bde5-45c1-bdea-f4bd71dba2cc"
@@ -86,6 +86,7 @@ def transfer(submission_id: str) -> Transfer:
         own_collection=UUID,
         own_path="/exchange",
         created_at=1.0,
+        verify=True,
         items={0: item, 12: item},
     )
 

@@ -8,13 +8,13 @@ endpoint that runs certain functions only, reach the storages of the configurati
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import threading
 import urllib.parse
 from collections.abc import Callable
 from typing import Final
 
-from farcall_common.errors import ConfigurationError
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
 from farcall_endpoint.staging.movers.objects import ObjectMover
@@ -68,11 +68,12 @@ class Access:
             raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
         with self._lock:
             if self._batch_mover is None:
-                try:  # here, because globus-sdk is an extra, and slow to import
-                    from farcall_endpoint.staging.movers.globus import GlobusMover
-                except ConfigurationError as error:
-                    reason = f"{error.record.message} ({error.hint})"
-                    raise MoveError(outcomes.file_unsupported(shown(url), reason)) from error
+                if importlib.util.find_spec("globus_sdk") is None:
+                    reason = "globus-sdk is not installed there (pip install 'farcall-endpoint[globus]')"
+                    raise MoveError(outcomes.file_unsupported(shown(url), reason))
+                # Here, because it is an extra, and takes a while to load.
+                from farcall_endpoint.staging.movers.globus import GlobusMover
+
                 self._batch_mover = GlobusMover.of(self._globus, environ=os.environ, unlink=self._unlink)
             return self._batch_mover
 

@@ -12,48 +12,41 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime as dt
-import errno
 import logging
 import os
 import posixpath
-import re
 import shutil
 import threading
 import time
-import urllib.parse
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
+import globus_sdk
 import msgspec
 
 from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES
-from farcall_common.errors import ConfigurationError, ErrorRecord, FarcallError, Unauthenticated, Unavailable
+from farcall_common.errors import FarcallError
 from farcall_common.login import KeptLogin
-from farcall_common.plain_text import plain
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, Move, MoveError
+from farcall_endpoint.staging.movers.globus_documents import (
+    Place,
+    by_number,
+    document_of,
+    found_of,
+    identity_of,
+    parts_of,
+    place_of_url,
+    value_of,
+)
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
+from farcall_endpoint.staging.movers.globus_records import Ending, Records, errors_of, is_away, with_words
 from farcall_endpoint.staging.orders import shown
-
-try:
-    import globus_sdk
-except ModuleNotFoundError as error:
-    if error.name != "globus_sdk":
-        raise
-    raise ConfigurationError(
-        "globus-sdk is not installed on the endpoint", hint="pip install 'farcall-endpoint[globus]'"
-    ) from error
 
 _logger: Final = logging.getLogger(__name__)
 
-_MOST_ITEMS: Final = 10_000
-"""Of one transfer task."""
-_DEADLINE_S: Final = 7 * 86_400.0
-"""After that Globus ends a transfer itself, whatever becomes of this endpoint."""
 _MOST_LISTED: Final = 100_000
 """Of a directory; Globus lists no more."""
 _KEEP_S: Final = 86_400.0
@@ -61,14 +54,11 @@ _KEEP_S: Final = 86_400.0
 _FIRST_POLL_S: Final = 1.0
 _MAX_POLL_S: Final = 10.0
 _CANCEL_LIMIT_S: Final = 60.0
-_MAX_WORDS: Final = 400
-_COLLECTION: Final = re.compile(r"scopes/([0-9a-fA-F-]{36})/data_access")
 _PROGRESS: Final = (
     "bytes_transferred", "bytes_checksummed", "files_transferred", "files_skipped", "subtasks_succeeded",
     "subtasks_skipped_errors",
 )  # fmt: skip
 _ERRORS: Final = (globus_sdk.GlobusError, FarcallError)
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def client_from(environ: Mapping[str, str]) -> tuple[str | None, str | None]:
@@ -88,34 +78,6 @@ def transfer_client(login_file: Path, *, environ: Mapping[str, str]) -> globus_s
     return globus_sdk.TransferClient(authorizer=authorizer, app_name="farcall-endpoint")  # type: ignore[arg-type]
 
 
-class Place(NamedTuple):
-    """A file of a collection."""
-
-    collection: str
-    path: str
-
-
-def place_of_url(url: str) -> Place:
-    """The file that a URL names.
-
-    :raises MoveError: if it names none. ``..`` is refused: it would leave the directory that a submitter may use.
-    """
-    name = shown(url)
-    host, _, rest = url.partition("://")[2].partition("/")
-    try:
-        collection = str(uuid.UUID(host))
-    except ValueError:
-        raise MoveError(
-            outcomes.file_unsupported(name, "a URL of Globus names the UUID of a collection: globus://UUID/path")
-        ) from None
-    path = urllib.parse.unquote(rest, errors="replace")
-    if "?" in rest or "#" in rest:
-        raise MoveError(outcomes.file_unsupported(name, "? and # of its path are written as %3F and %23"))
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        raise MoveError(outcomes.file_unsupported(name, "its path has an empty component, . or .."))
-    return Place(collection, f"/{path}")
-
-
 @dataclasses.dataclass
 class _Active:
     """A transfer that this process looks after. Times are those of the monotonic clock.
@@ -133,25 +95,11 @@ class _Active:
     poll_s: float = _FIRST_POLL_S
     progress: tuple[Any, ...] = ()
     bytes_done: int = 0
-    ending: _Ending | None = None
+    ending: Ending | None = None
     left: dict[int, Item] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.left = dict(self.transfer.items)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Ending:
-    """How a transfer ended that did not succeed: the code of Globus, its words, and codes and texts of its errors.
-
-    :param is_ours: it was cancelled because it made no progress, at ``at``.
-    """
-
-    code: str
-    words: str
-    errors: tuple[tuple[str, str], ...] = ()
-    is_ours: bool = False
-    at: float = 0.0
 
 
 def _unlink(directory: int, name: str) -> None:
@@ -183,8 +131,10 @@ class GlobusMover:
         self._now = now
         self._wait = wait
         self._unlink = unlink
+        self._records = Records(settings)
         self._journal = Journal(Path(settings.journal))
         self._lock = threading.Lock()
+        self._verifiable: dict[str, bool] = {}
         self._in_use: set[str] = set()
         """Submission ids, so that calls of :meth:`run` in several threads share no transfer."""
 
@@ -213,21 +163,21 @@ class GlobusMover:
             try:
                 found |= self._stat_directory(directory_place, names)
             except _ERRORS as error:
-                found |= {url: MoveError(self._record(url, error)) for url in names}
+                found |= {url: MoveError(self._records.of_error(url, error)) for url in names}
         return found
 
     def _stat_directory(self, directory: Place, names: Mapping[str, str]) -> dict[str, Found | MoveError]:
         collection, path = directory
         wanted, documents = set(names.values()), dict[str, Mapping[str, Any]]()
         if len(wanted) > 1:
-            listed = _value(self._client.operation_ls(collection, path), "DATA")
+            listed = value_of(self._client.operation_ls(collection, path), "DATA")
             documents = {each["name"]: each for each in listed if each["name"] in wanted}
             wanted = wanted - documents.keys() if len(listed) >= _MOST_LISTED else set()
         for name in wanted:
             answer = self._client.operation_stat(collection, posixpath.join(path, name))
-            _value(answer, "type")
+            value_of(answer, "type")
             documents[name] = dict(answer.data)
-        return {url: _found(url, documents.get(name)) for url, name in names.items()}
+        return {url: found_of(url, documents.get(name)) for url, name in names.items()}
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -244,7 +194,7 @@ class GlobusMover:
             active = self._resume(waiting)
         except OSError as error:
             for move in waiting.values():
-                done(move.number, MoveError(self._record(move.url, error)))
+                done(move.number, MoveError(self._records.of_error(move.url, error)))
             return
         try:
             active += self._start(waiting.values(), done)
@@ -273,7 +223,7 @@ class GlobusMover:
                 if transfer.submission_id in self._in_use:
                     continue
                 for move in list(waiting.values()):
-                    if same := numbers.get((move.mode, move.url, *_identity(move))):
+                    if same := numbers.get((move.mode, move.url, *identity_of(move))):
                         resumed[same.pop()] = waiting.pop(move.number)
                 if resumed:
                     self._in_use.add(transfer.submission_id)
@@ -293,16 +243,17 @@ class GlobusMover:
             groups["w" if move.mode == "w" else "r", place.collection].append((move, place))
         found: list[_Active] = []
         for (mode, collection), group in groups.items():
-            for part in _parts(group, mode):
+            for part in parts_of(group, mode):
                 try:
                     found.append(self._begin(mode, collection, part))
                 except (OSError, *_ERRORS) as error:
                     for move, _ in part:
-                        done(move.number, MoveError(self._record(move.url, error)))
+                        done(move.number, MoveError(self._records.of_error(move.url, error)))
         return found
 
     def _begin(self, mode: Literal["r", "w"], collection: str, part: Sequence[tuple[Move, Place]]) -> _Active:
-        submission_id = str(_value(self._client.get_submission_id(), "value"))
+        verify = self._can_verify(collection) and self._can_verify(self._settings.collection)
+        submission_id = str(value_of(self._client.get_submission_id(), "value"))
         transfer = Transfer(
             submission_id=submission_id,
             mode=mode,
@@ -310,13 +261,22 @@ class GlobusMover:
             own_collection=self._settings.collection,
             own_path=self._settings.path,
             created_at=self._now(),
-            items={number: Item(move.url, place.path, *_identity(move)) for number, (move, place) in enumerate(part)},
+            verify=verify,
+            items={number: Item(move.url, place.path, *identity_of(move)) for number, (move, place) in enumerate(part)},
         )
         self._journal.write(transfer)
         with self._lock:
             self._in_use.add(submission_id)
         now = self._clock()
         return _Active(transfer, {number: move for number, (move, _) in enumerate(part)}, progress_at=now, due_at=now)
+
+    def _can_verify(self, collection: str) -> bool:
+        """Whether Globus can compute checksums at a collection: the storage of some cannot."""
+        if collection not in self._verifiable:
+            document = self._client.get_endpoint(collection)
+            value_of(document, "id")
+            self._verifiable[collection] = not document.get("disable_verify")
+        return self._verifiable[collection]
 
     def _step(
         self,
@@ -338,7 +298,7 @@ class GlobusMover:
             if not active.transfer.task_id:
                 self._submit(active)
             task = self._client.get_task(active.transfer.task_id)
-            _value(task, "status")
+            value_of(task, "status")
             if self._has_ended(active, task, report):
                 self._settle(active, task, done)
                 self._finish(active)
@@ -358,7 +318,7 @@ class GlobusMover:
         directory.mkdir(exist_ok=True, mode=0o700)
         for number, move in active.moves.items() if transfer.mode == "w" else ():
             _place(move.path, directory / str(number))
-        task_id = _value(self._client.submit_transfer(_document(transfer)), "task_id")
+        task_id = value_of(self._client.submit_transfer(document_of(transfer)), "task_id")
         active.transfer = msgspec.structs.replace(transfer, task_id=str(task_id))
         _logger.info(
             "Globus transfer %s: %d files %s collection %s",
@@ -407,30 +367,30 @@ class GlobusMover:
         skipped: Mapping[int, Mapping[str, Any]] = {}
         came: Collection[int] = ()
         if task["subtasks_skipped_errors"] and task["status"] in ("SUCCEEDED", "FAILED"):
-            skipped = _by_number(paginated.task_skipped_errors(task_id).items(), side)
+            skipped = by_number(paginated.task_skipped_errors(task_id).items(), side)
         if is_whole:
             came = active.moves.keys() - skipped.keys()
         elif task["status"] == "FAILED":
-            came = _by_number(paginated.task_successful_transfers(task_id).items(), side).keys()
-        ending = active.ending or _Ending("", "")
+            came = by_number(paginated.task_successful_transfers(task_id).items(), side).keys()
+        ending = active.ending or Ending("", "")
         if not is_whole and active.ending is None:
             ending = self._ending(active, task)
         missing = [number for number in active.moves if number not in skipped and number not in came]
-        errors = {number: _errors_of(transfer, number, ending) for number in missing}
+        errors = {number: errors_of(transfer, number, ending) for number in missing}
         for number, move in list(active.moves.items()):
             outcome: Found | MoveError
             if number in skipped:
-                outcome = MoveError(self._skipped(transfer, move, skipped[number]))
+                outcome = MoveError(self._records.skipped(transfer, move, skipped[number]))
             elif number in came:
                 outcome = self._came(active, move, directory / str(number))
             elif errors[number] or not any(errors.values()):
                 code, words = errors[number][0] if errors[number] else (ending.code, ending.words)
                 outcome = MoveError(
-                    self._failed(transfer, number, move, dataclasses.replace(ending, code=code, words=words))
+                    self._records.failed(transfer, number, move, dataclasses.replace(ending, code=code, words=words))
                 )
             else:
                 record = outcomes.file_unreachable(shown(move.url), "other files of its transfer failed")
-                outcome = MoveError(_with_words(record, ending.words, transfer))
+                outcome = MoveError(with_words(record, ending.words, transfer))
             done(move.number, outcome)
             self._hand_on(active, number)
 
@@ -443,67 +403,31 @@ class GlobusMover:
         except FileNotFoundError:
             if active.is_resumed:  # handed on before the former process was killed
                 return MoveError(outcomes.file_unreachable(shown(move.url), "its transfer was interrupted"))
-            return MoveError(self._elsewhere(shown(move.url)))
+            return MoveError(self._records.elsewhere(shown(move.url)))
         except OSError as error:
-            return MoveError(self._record(move.url, error))
+            return MoveError(self._records.of_error(move.url, error))
         return Found(size_bytes, move.found.version)
 
-    def _skipped(self, transfer: Transfer, move: Move, document: Mapping[str, Any]) -> ErrorRecord:
-        words = str(document.get("error_details") or document.get("error_code"))
-        if transfer.mode == "w":  # its source is on this machine
-            return self._elsewhere(shown(move.url))
-        record = (
-            outcomes.file_not_found(shown(move.url))
-            if document.get("error_code") == "FILE_NOT_FOUND"
-            else outcomes.file_denied(shown(move.url), "its collection refuses it")
-        )
-        return _with_words(record, words, transfer)
-
-    def _failed(self, transfer: Transfer, number: int, move: Move, ending: _Ending) -> ErrorRecord:
-        """Why a file of a failed transfer did not come."""
-        url, code, words = shown(move.url), ending.code, ending.words
-        if _is_in(f"{transfer.submission_id}/{number}", words):  # it is the file on this machine
-            return _with_words(self._elsewhere(url), words, transfer)
-        if code in ("FILE_NOT_FOUND", "PATH_NOT_FOUND") and transfer.mode == "r":
-            record = outcomes.file_not_found(url)
-        elif code in ("FILE_NOT_FOUND", "PATH_NOT_FOUND", "PERMISSION_DENIED"):
-            record = outcomes.file_denied(url, "its collection refuses it")
-        elif code in ("CREDENTIALS_EXPIRED", "INACTIVE"):
-            record = self._login_needed(url, "the endpoint's login at Globus has expired")
-        elif code == "CANCELED":
-            record = outcomes.file_unsupported(url, "the transfer was cancelled at Globus")
-        elif "QUOTA" in code:
-            record = (
-                outcomes.files_no_room("the quota of the endpoint's collection is exhausted")
-                if transfer.mode == "r"
-                else outcomes.file_denied(url, "the quota of its collection is exhausted")
-            )
-        elif ending.is_ours:
-            record = outcomes.file_timeout(url, self._settings.limit_s)
-        else:
-            record = outcomes.file_unreachable(url, "the transfer failed")
-        return _with_words(record, words, transfer)
-
-    def _ending(self, active: _Active, task: Any) -> _Ending:
+    def _ending(self, active: _Active, task: Any) -> Ending:
         """What Globus says of a transfer that fails, or makes no progress."""
         task_id = active.transfer.task_id
-        events = list(_value(self._client.task_event_list(task_id, limit=100), "DATA"))
+        events = list(value_of(self._client.task_event_list(task_id, limit=100), "DATA"))
         errors = [each for each in events if each.get("is_error")]
         texts = tuple((str(each.get("code")), f"{each.get('description')}: {each.get('details')}") for each in errors)
         fatal = task.get("fatal_error") or {}
         if task["status"] == "INACTIVE":
-            return _Ending("INACTIVE", texts[0][1] if texts else "the task is inactive", texts)
+            return Ending("INACTIVE", texts[0][1] if texts else "the task is inactive", texts)
         if task.get("is_paused"):
-            return _Ending("PAUSED", f"the task is paused: {self._pause_message(task_id)}", texts)
+            return Ending("PAUSED", f"the task is paused: {self._pause_message(task_id)}", texts)
         if task["status"] == "FAILED" and any(each.get("code") == "CANCELED" for each in events[:1]):
             by = task.get("canceled_by_admin_message") or events[0].get("details")
-            return _Ending("CANCELED", str(by), texts)
+            return Ending("CANCELED", str(by), texts)
         if fatal:
-            return _Ending(str(fatal.get("code")), str(fatal.get("description")), texts)
+            return Ending(str(fatal.get("code")), str(fatal.get("description")), texts)
         if texts:
-            return _Ending(texts[0][0], texts[0][1], texts)
+            return Ending(texts[0][0], texts[0][1], texts)
         nice = task.get("nice_status") or task["status"]
-        return _Ending(str(nice), str(task.get("nice_status_short_description") or nice))
+        return Ending(str(nice), str(task.get("nice_status_short_description") or nice))
 
     def _pause_message(self, task_id: str) -> str:
         info = self._client.task_pause_info(task_id)
@@ -516,7 +440,7 @@ class GlobusMover:
         """Cancel a transfer at Globus; its deadline ends one that cannot be cancelled."""
         try:
             # Its task is known by submitting it once more, if the answer to the submission was lost.
-            task_id = transfer.task_id or _value(self._client.submit_transfer(_document(transfer)), "task_id")
+            task_id = transfer.task_id or value_of(self._client.submit_transfer(document_of(transfer)), "task_id")
             self._client.cancel_task(task_id)
         except _ERRORS as error:
             _logger.warning("Globus transfer %s cannot be cancelled: %s", transfer.task_id, error)
@@ -531,16 +455,16 @@ class GlobusMover:
 
         A transfer that may go on at Globus stays in the journal, and the next attempt of its files finds it there.
         """
-        is_away = _is_away(error)
-        if is_away and self._clock() - active.progress_at <= self._settings.limit_s:
+        may_pass = is_away(error)
+        if may_pass and self._clock() - active.progress_at <= self._settings.limit_s:
             self._schedule(active)
             return False
         for move in active.moves.values():
-            record = self._record(move.url, error, active.transfer)
+            record = self._records.of_error(move.url, error, active.transfer)
             # A new submission may be accepted where that of a former process is not.
             record = dataclasses.replace(record, retryable=record.retryable or active.is_resumed)
             done(move.number, MoveError(record))
-        if not is_away and (not active.transfer.task_id or getattr(error, "http_status", None) == 404):
+        if not may_pass and (not active.transfer.task_id or getattr(error, "http_status", None) == 404):
             active.left.clear()
             self._finish(active)
         with self._lock:
@@ -590,141 +514,6 @@ class GlobusMover:
         """Where the files of a transfer are on this machine."""
         return Path(self._settings.directory) / transfer.submission_id
 
-    # -- errors --------------------------------------------------------------------------------------------------------
-
-    def _record(self, url: str, error: Exception, transfer: Transfer | None = None) -> ErrorRecord:
-        """The record of a file that an error of the service or of this machine concerns."""
-        url = shown(url)
-        if isinstance(error, OSError):
-            reason = str(error.strerror or error)
-            if error.errno in _NO_ROOM:
-                return outcomes.files_no_room(reason)
-            return outcomes.file_unsupported(url, f"the directory of the endpoint for Globus: {reason}")
-        words = str(getattr(error, "message", "") or error)
-        record = outcomes.file_unreachable(url, "Globus does not answer")
-        if isinstance(error, Unauthenticated):
-            record, words = self._login_needed(url, "the endpoint has no valid login at Globus"), error.record.message
-        elif isinstance(error, globus_sdk.GlobusAPIError):
-            code, status = error.code or "", error.http_status
-            if code == "ConsentRequired" or error.info.consent_required:
-                needed = _COLLECTION.findall(" ".join(error.info.consent_required.required_scopes or []))
-                options = "".join(f" --collection {each}" for each in needed)
-                record = self._login_needed(url, "its collection needs the consent of the endpoint's owner", options)
-            elif status == 401:
-                record = self._login_needed(url, "Globus refuses the endpoint's login")
-            elif "EndpointNotFound" in code:
-                record = outcomes.file_unsupported(url, "Globus does not know its collection")
-            elif status == 404 and transfer is not None:
-                record = outcomes.file_unreachable(url, "Globus does not know the transfer any more")
-            elif status == 404:
-                record = outcomes.file_not_found(url)
-            elif status == 403:
-                record = outcomes.file_denied(url, "its collection refuses it")
-            elif status < 500 and status not in (408, 409, 425, 429):
-                record = outcomes.file_unsupported(url, "Globus refuses it")
-        return _with_words(record, words, transfer)
-
-    def _login_needed(self, url: str, reason: str, options: str = "") -> ErrorRecord:
-        command = f"farcall-endpoint globus login {self._settings.endpoint_name}{options}"
-        hint = f"The endpoint's owner has to run `{command}`."
-        return dataclasses.replace(outcomes.file_denied(url, reason), hint=hint)
-
-    def _elsewhere(self, url: str) -> ErrorRecord:
-        settings = self._settings
-        return outcomes.file_unsupported(
-            url,
-            f"files.globus of config.yaml is wrong: {settings.path} of collection {settings.collection} is not "
-            f"{settings.directory} of the endpoint",
-        )
-
-
-def _value(answer: globus_sdk.GlobusHTTPResponse, name: str) -> Any:
-    """A field of an answer.
-
-    :raises Unavailable: if the answer is not one of Globus, but of something between.
-    """
-    try:
-        return answer[name]
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unavailable("Something else than Globus has answered: a proxy or a portal?") from error
-
-
-def _document(transfer: Transfer) -> globus_sdk.TransferData:
-    """What is submitted; the same each time."""
-    source, destination = transfer.collection, transfer.own_collection
-    if transfer.mode == "w":
-        source, destination = destination, source
-    document = globus_sdk.TransferData(
-        source,
-        destination,
-        label=f"Farcall {transfer.submission_id}",
-        submission_id=transfer.submission_id,
-        verify_checksum=True,
-        skip_source_errors=True,  # one missing file does not keep the others
-        fail_on_quota_errors=True,
-        notify_on_succeeded=False,
-        notify_on_failed=False,
-        notify_on_inactive=False,
-        deadline=dt.datetime.fromtimestamp(transfer.created_at + _DEADLINE_S, dt.UTC).isoformat(timespec="seconds"),
-    )
-    for number, item in transfer.items.items():
-        own = f"{transfer.own_path.rstrip('/')}/{transfer.submission_id}/{number}"
-        document.add_item(*((item.path, own) if transfer.mode == "r" else (own, item.path)))
-    return document
-
-
-def _parts(group: Sequence[tuple[Move, Place]], mode: str) -> Iterable[Sequence[tuple[Move, Place]]]:
-    """Moves that go into one transfer each: not too many, and none with two files for one path."""
-    left = list(group)
-    while left:
-        part: list[tuple[Move, Place]] = []
-        later: list[tuple[Move, Place]] = []
-        paths: set[str] = set()
-        for each in left:
-            is_taken = mode == "w" and each[1].path in paths
-            (later if is_taken or len(part) >= _MOST_ITEMS else part).append(each)
-            paths.add(each[1].path)
-        yield part
-        left = later
-
-
-def _identity(move: Move) -> tuple[int | None, str]:
-    """Size and version of the content that a move is about."""
-    if move.mode != "w":
-        return move.found.size_bytes, move.found.version
-    state = move.path.stat()
-    return state.st_size, f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
-
-
-def _found(url: str, document: Mapping[str, Any] | None) -> Found | MoveError:
-    if document is None:
-        return MoveError(outcomes.file_not_found(shown(url)))
-    if document.get("type") == "dir":
-        return MoveError(outcomes.file_unsupported(shown(url), "it is a directory; name each file"))
-    size_bytes = document.get("size")
-    return Found(size_bytes, f"{size_bytes} {document.get('last_modified')}")
-
-
-def _by_number(documents: Iterable[Mapping[str, Any]], side: str) -> dict[int, Mapping[str, Any]]:
-    """Documents of files by the number of their item, which is the name of the file on the endpoint's side."""
-    found = {}
-    for document in documents:
-        name = posixpath.basename(document.get(side) or "")
-        if name.isascii() and name.isdigit():
-            found[int(name)] = document
-    return found
-
-
-def _errors_of(transfer: Transfer, number: int, ending: _Ending) -> list[tuple[str, str]]:
-    """Codes and texts of the errors that name a file."""
-    paths = (transfer.items[number].path, f"{transfer.submission_id}/{number}")
-    return [(code, text) for code, text in ending.errors if any(_is_in(path, text) for path in paths)]
-
-
-def _is_in(path: str, text: str) -> bool:
-    """Whether a text names a path, and not only a longer one."""
-    return path in text and re.search(rf"{re.escape(path)}(?![\w.-])", text) is not None
-
 
 def _place(source: Path, target: Path) -> None:
     """Make a file appear under another path: a link to it, or a copy where links are impossible.
@@ -746,23 +535,3 @@ def _place(source: Path, target: Path) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         shutil.copyfile(source, target)
-
-
-def _is_away(error: Exception) -> bool:
-    """Whether the service does not answer for now."""
-    if isinstance(error, globus_sdk.GlobusAPIError):
-        return error.http_status >= 500 or error.http_status in (408, 425, 429)
-    if isinstance(error, FarcallError):
-        return error.retryable
-    return isinstance(error, globus_sdk.GlobusError)
-
-
-def _words(text: str) -> str:
-    words = " ".join(plain(text).replace("\\r\\n", " ").replace("\\n", " ").split())
-    return words if len(words) <= _MAX_WORDS else words[:_MAX_WORDS] + "..."
-
-
-def _with_words(record: ErrorRecord, words: str, transfer: Transfer | None) -> ErrorRecord:
-    """The record with the task and the words of Globus."""
-    task = f"task {transfer.task_id}: " if transfer is not None and transfer.task_id else ""
-    return dataclasses.replace(record, message=f"{record.message} Globus: {task}{_words(words)}")

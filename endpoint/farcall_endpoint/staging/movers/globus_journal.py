@@ -76,6 +76,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
     :param mode: ``r``: to the endpoint, ``w``: from there.
     :param own_collection, own_path: the endpoint's side; its files are ``own_path/submission_id/NUMBER``.
+    :param verify: whether Globus compares checksums.
     :param items: by number; those that were not handed on yet.
     :param task_id: of Globus; empty until the answer to the submission is known.
     """
@@ -86,6 +87,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     own_collection: str
     own_path: str
     created_at: float
+    verify: bool
     items: Mapping[int, Item]
     task_id: str = ""
 
