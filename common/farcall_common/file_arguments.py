@@ -36,6 +36,7 @@ OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
 _MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
 _MOST_NAME_BYTES: Final = 200
+_MOST_SHOWN: Final = 200
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 Mode = Literal["r", "w"]
@@ -160,7 +161,7 @@ class File(os.PathLike[str]):
     def __farcall_json__(self) -> Described:
         """The file as JSON has it (:mod:`farcall_common.payload.data`).
 
-        :raises ValueError: if it has a path: whoever writes JSON could make readers open any file.
+        :raises ValueError: if it has a path: a writer of JSON could make readers open any file.
         """
         _, (url, mode, size_bytes, sha256, path) = self.__reduce__()
         if path is not None:
@@ -209,12 +210,15 @@ def place_of(directory: str, url: str, mode: Mode) -> str:
 
 
 def shown(url: str) -> str:
-    """A URL for messages and logs: without user, password and query, which may hold a signature."""
+    """A URL for messages and logs: one line, not too long, without user, password and query, which may hold a
+    signature."""
     scheme, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     if scheme in ("http", "https"):
         path = path.partition("?")[0].partition("#")[0]
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    text = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+    text = "".join([each if each.isprintable() else "?" for each in text])
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
 
 
 def local_path(url: str) -> Path:

@@ -85,7 +85,7 @@ class StagedFile:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are not empty."""
-        return {name: value for name, value in vars(self).items() if value not in ("", False)}
+        return {name: value for name, value in vars(self).items() if value is not False and value != ""}
 
 
 def read_staging(value: Any, *, now: float | None = None) -> Staging | None:

@@ -23,6 +23,7 @@ WORDS: Final = {
     "howto/batches.md": ("map", "dependencies"),
     "howto/big-data.md": ("large files", "numpy", "payload"),
     "howto/cluster.md": ("Slurm", "HPC", "sbatch"),
+    "howto/data.md": ("S3", "staging", "data transfer", "inputs and outputs"),
     "howto/dead-letters.md": ("segfault", "poison"),
     "howto/engine.md": ("process pool", "multiprocessing"),
     "howto/failures.md": ("exceptions", "traceback"),

@@ -46,6 +46,7 @@ from farcall_common.file_arguments import File
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
+from farcall_common.staging import StagedFile, Staging
 
 __all__ = [
     "Chain",
@@ -80,7 +81,9 @@ __all__ = [
     "StageHandle",
     "StageInfo",
     "StageList",
+    "StagedFile",
     "Stages",
+    "Staging",
     "TaskCancelled",
     "TaskDeadLettered",
     "TaskError",

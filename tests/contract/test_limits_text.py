@@ -31,6 +31,7 @@ STATED: Final = {
     "docs/limits.md": [
         "| bytes of a payload, or of a function | {MAX_PAYLOAD_BYTES} |",
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
+        "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
         "| tasks that one request submits, reads or cancels | {MAX_TASKS_PER_REQUEST} |",
         "| tasks whose output one request reads | {MAX_OUTPUT_TASKS} |",
         "A request for output waits {OUTPUT_ANSWER_S} for the endpoints",

@@ -280,6 +280,7 @@ LATER_FIELDS: Final = {
     "Hello.fair-share": _hello(reserve=16, weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3}),
     "Hello.output": _hello(knows_output=True),
     "Hello.graphs": _hello(knows_graphs=True),
+    "Hello.files": _hello(knows_files=True),
     "Hello.data-only": _hello(knows_data_only=True),
     "Hello.retries": _hello(knows_retries=True),
     "Hello.containers": _hello(capabilities=m.Capabilities(containers=("apptainer", "uv"))),

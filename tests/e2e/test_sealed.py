@@ -28,6 +28,10 @@ def echo(value: object, times: int = 1) -> object:
     return [value] * times
 
 
+def size_of(file: farcall.File) -> int:
+    return file.path.stat().st_size
+
+
 def fail(value: str) -> None:
     print(value, flush=True)
     raise LookupError(value)
@@ -130,6 +134,11 @@ def test_stores_and_api_never_see_sealed_contents(
         small = executor.submit(echo, secret)
         assert small.result(WAIT_S) == [secret]
         assert secret in (small.stdout or "")
+
+        # A call with files, whose URLs are in front of its arguments.
+        named = tmp_path / f"{secret}.txt"
+        named.write_text("12345")
+        assert executor.submit(size_of, farcall.File(named.as_uri())).result(WAIT_S) == 5
 
         # Over 64 KiB as an argument, a result, and both; between the limits of text and of binary too.
         for size in (60_000, 200_000, 2_000_000):

@@ -7,7 +7,10 @@ import itertools
 import logging
 import os
 import resource
+import shutil
 import signal
+import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +22,10 @@ from moto.server import ThreadedMotoServer
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.settings import Storage
+from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
 from tests.support.transfers import TransferProcess, transfer_process
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 OTHER = "00000000-0000-4000-8000-000000000001"
 """A submitter who is not the owner."""
@@ -91,6 +95,24 @@ def test_an_object_is_copied_once_and_linked_to_each_task(transfers: TransferPro
     [copy] = transfers.copies()
     assert copy.stat().st_nlink == 3
     assert transfers.place(use).name == "scan 7.h5"
+
+
+def test_a_large_object_comes_by_several_requests_at_a_time(transfers: TransferProcess, s3: Any) -> None:
+    content = os.urandom(2**20) * 70 + b"end"
+    s3[1].put_object(Bucket="lab", Key="raw/large", Body=content)
+    use = FileUse("s3://lab/raw/large")
+    assert transfers.move(use).sha256 == sha256(content)
+    assert transfers.place(use).read_bytes() == content
+
+
+def test_a_large_object_that_changes_meanwhile(tmp_path: Path, web: WebServer) -> None:
+    headers = {"ETag": '"1"', "Last-Modified": MODIFIED, "Content-Length": str(64 * 2**20)}
+    web.files["/lab/large"] = lambda method: (200, headers, b"") if method == "HEAD" else (412, {}, b"")
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        assert transfers.code(FileUse("s3://lab/large")) == "FILE_CHANGED"
+        assert transfers.drafts() == []
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5, 20_000_000])
@@ -256,6 +278,28 @@ MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 def test_without_a_way_out_a_name_that_is_not_found_is_a_failure_that_may_pass(transfers: TransferProcess) -> None:
     report = transfers.move(FileUse("https://nowhere.invalid/data"))
     assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+
+
+def test_other_submitters_connect_to_the_address_that_was_checked(tmp_path: Path) -> None:
+    authority = Authority()
+    web = WebServer(certificate=authority.certify("8.8.8.8", tmp_path / "server.pem"))
+    web.files |= {
+        "/data": b"data",
+        "/lab/object": lambda _: (200, {"ETag": '"1"', "Last-Modified": MODIFIED}, b"object"),
+    }
+    proxy = Proxy(web)
+    variables = {"https_proxy": proxy.url, "SSL_CERT_FILE": str(authority.write(tmp_path / "authority.pem"))}
+    options = {"endpoint": "https://8.8.8.8", "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    storages = (Storage(url="s3://lab", options=options),)
+    with transfer_process(tmp_path, environment=variables, storages=storages) as transfers:
+        transfers.make("t", submitter=OTHER)
+        assert transfers.move(FileUse("https://8.8.8.8/data"), submitter=OTHER).size_bytes == 4
+        assert set(proxy.requested) == {"8.8.8.8:443"}
+        assert transfers.code(FileUse("https://9.9.9.9/data"), submitter=OTHER) == "FILE_UNREACHABLE"  # no certificate
+        transfers.make("t")
+        assert transfers.move(FileUse("s3://lab/object")).size_bytes == 6  # the same authorities
+    proxy.close()
+    web.close()
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------
@@ -452,6 +496,38 @@ def test_a_file_of_unknown_size_stays_within_the_room(tmp_path: Path, web: WebSe
         assert transfers.drafts() == []
 
 
+def test_where_links_are_impossible_tasks_get_copies(tmp_path: Path, web: WebServer) -> None:
+    elsewhere = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    if elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    (tmp_path / "files").symlink_to(elsewhere)
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as transfers:
+        transfers.make("t")
+        transfers.move(use)
+        place = transfers.place(use)
+        assert (place.read_bytes(), place.stat().st_mode & 0o777, place.stat().st_nlink) == (b"data", 0o444, 1)
+        assert transfers.move(use).cached
+    shutil.rmtree(elsewhere)
+
+
+def test_what_an_earlier_agent_has_left_is_removed_although_its_task_comes_again(
+    tmp_path: Path, web: WebServer
+) -> None:
+    use = of(web, "/data", b"data")
+    with transfer_process(tmp_path) as transfers:
+        for task_id in "tuv":
+            transfers.make(task_id)
+            transfers.move(use, task_id)
+        transfers.client.order([orders.Tidy(("t",))])
+        transfers.make("u")
+        transfers.wait_for(orders.Tidied)
+        assert transfers.place(use, "t").read_bytes() == b"data"
+        assert transfers.place(use, "u").parent.parent.is_dir()
+        assert not transfers.place(use, "u").exists()
+        assert len(list((transfers.working_dir / "staged").iterdir())) == 2
+
+
 def test_a_damaged_index_and_drafts_of_a_killed_process_are_removed(tmp_path: Path, web: WebServer) -> None:
     use = of(web, "/data", b"data")
     with transfer_process(tmp_path) as transfers:
@@ -506,15 +582,46 @@ def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer
 
 
 def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) -> None:
-    with transfer_process(tmp_path, quiet_s=0.5) as transfers:
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
         transfers.make("t")
         former = transfers.process
         former.send_signal(signal.SIGSTOP)
         transfers.order(of(web, "/data", b"data"), "t")
-        transfers.wait_until(lambda: transfers.losses, "the silence is noticed")
-        assert "did not answer" in transfers.losses[0]
+        now += 16.0
+        transfers.listen()  # it is asked for a sign of life
+        assert transfers.losses == []
+        now += 16.0
+        transfers.listen()
+        assert transfers.losses == ["the transfer process did not answer"]
         assert not former.is_running()
+        now += 2.0
         assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+
+
+def test_a_process_that_is_slow_and_answers_stays(tmp_path: Path, web: WebServer) -> None:
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
+        transfers.make("t")
+        opened = threading.Event()
+        web.files["/slow"] = lambda _: (opened.wait(WAIT_S), (200, {}, b"slow"))[1]
+        transfers.order(of(web, "/slow", b"slow"), "t")
+        transfers.reports.clear()
+        for _ in range(3):
+            now += 16.0
+            transfers.listen()
+            transfers.wait_for(orders.Alive)
+        opened.set()
+        assert transfers.wait_for(orders.Fetched)
+        assert transfers.losses == []
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "files").write_text("no directory")
+    with transfer_process(tmp_path) as transfers:
+        transfers.client.order([orders.Make("t", "", ())])
+        transfers.wait_until(lambda: transfers.losses, "the process ends")
+        assert f"{tmp_path}/files cannot be used" in transfers.losses[0]
 
 
 def test_a_process_waits_for_the_end_of_one_that_has_the_cache(tmp_path: Path, web: WebServer) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from farcall_common.file_arguments import File, collecting, place_of, with_outputs
 from farcall_common.payload import Serializer
+from farcall_common.payload.data import edge_pieces
 from farcall_common.payload.native import dump_call
 from farcall_common.staged_files import pack_files, uses
-from farcall_endpoint.worker.channel import CallOrder, Done
+from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.worker import WorkerUnderTest, value_of, worker_under_test
 
@@ -122,6 +123,7 @@ def test_local_files_stay_where_they_are(worker: WorkerUnderTest, tmp_path: Path
     digest = hashlib.sha256(b"5").hexdigest()
 
     def look(scan: Any, out: Any) -> tuple[str, bool, str]:
+        assert out.path.suffix == ".txt"
         out.path.write_text("x" + scan.path.read_text())
         return str(scan), out.path.exists(), str(out)
 
@@ -178,6 +180,21 @@ def test_local_output_that_cannot_be_written_is_refused_before_the_call(
     assert target.as_uri() in message
 
 
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_submitter_who_can_only_call_certain_functions_names_no_paths(
+    worker: WorkerUnderTest, tmp_path: Path, mode: Any
+) -> None:
+    """Nothing tells whether there is such a file, and nothing is made."""
+    for name in ("there", "new/missing"):
+        (tmp_path / "there").touch()
+        payload = payload_of(File(f"file://{tmp_path}/{name}", mode))
+        done, _ = answer(worker, Path("/"), double, payload, data_only=True, submitter="5f0e")
+        assert done.error is not None
+        assert done.error["code"] == "FILE_DENIED"
+        assert "runs certain functions only" in str(done.error["message"])
+    assert not (tmp_path / "new").exists()
+
+
 def test_draft_of_a_task_that_raised_is_removed(worker: WorkerUnderTest, tmp_path: Path) -> None:
     target = tmp_path / "out" / "mask.txt"
     target.parent.mkdir()
@@ -209,7 +226,7 @@ def test_draft_of_an_attempt_that_was_killed_is_removed_by_the_next(worker: Work
         first.order(die, payload=payload_of(out=File(target.as_uri())), files_dir="/", task_id="t/5")
         with pytest.raises(AssertionError, match="the worker has ended"):
             first.receive()
-    left = [each for each in tmp_path.iterdir() if each.name.startswith(".mask")]
+    left = [each for each in tmp_path.iterdir() if each.name.endswith(".mask.txt")]
     assert [each.read_text() for each in left] == ["half"]
     done, _ = answer(worker, Path("/"), write, payload_of(out=File(target.as_uri())), task_id="t/5", attempt=2)
     assert done.error is None
@@ -235,6 +252,34 @@ def test_file_that_a_task_returns_is_one_to_read(
         assert (out._path, other._path) == (None, None)
     else:  # the next stage opens them where they are
         assert (out.path.read_text(), other.path.read_text()) == ("mask.txt", "local.txt")
+
+
+def test_file_in_a_value_of_another_call_is_not_looked_for(worker: WorkerUnderTest, staged: Staged) -> None:
+    """A stage may return files that a person wants to know of."""
+    value = edge_pieces([File("s3://lab/other")])
+    order = InputOrder((0,), (sum(map(len, value)),))
+
+    def urls(files: Any) -> list[str]:
+        return [each.url for each in files]
+
+    payload = Serializer().pack_call((None,))
+    [found] = worker.values(
+        urls,
+        payload=payload,
+        inputs=[(order, value)],
+        call=CallOrder((order,), is_edge=True),
+        files_dir=str(staged.directory),
+    )
+    assert found == ["s3://lab/other"]
+
+
+def test_user_code_that_changes_its_file_does_not_end_the_worker(worker: WorkerUnderTest, staged: Staged) -> None:
+    def change(out: Any) -> None:
+        out.path.write_text("x")
+        out.url, out._path, out._mode = 5, None, object()
+
+    done, _ = answer(worker, staged.directory, change, payload_of(out=File(MASK)))
+    assert (done.error, staged.mask.read_text()) == (None, "x")
 
 
 def test_nested_call_writes_the_file_of_its_caller(worker: WorkerUnderTest, staged: Staged, tmp_path: Path) -> None:

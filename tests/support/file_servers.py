@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import http.client
 import http.server
+import socket
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 Answer = tuple[int, Mapping[str, str], bytes | Iterator[bytes]]
 
 
 class WebServer:
-    """Answers from ``files``, by path: bytes, or a function of the method that makes an answer."""
+    """Answers from ``files``, by path: bytes, or a function of the method that makes an answer.
 
-    def __init__(self) -> None:
+    :param certificate: a file with one and its key, for TLS.
+    """
+
+    def __init__(self, *, certificate: Path | None = None) -> None:
         self.files: dict[str, bytes | Callable[[str], Answer]] = {}
         #: How often each method and path was requested.
         self.requests: collections.Counter[tuple[str, str]] = collections.Counter()
         #: What was put, by path.
         self.stored: dict[str, bytes] = {}
-        self._server = _serve(self._handler())
+        self._server = _serve(self._handler(), certificate)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
@@ -60,7 +67,7 @@ class WebServer:
 
 
 class Proxy:
-    """Passes on requests for ``http://`` to one server, whatever their host is."""
+    """Passes on requests for ``http://``, and connections for ``https://``, to one server, whatever their host is."""
 
     def __init__(self, server: WebServer) -> None:
         self.requested: list[str] = []
@@ -84,6 +91,17 @@ class Proxy:
                 connection.close()
 
             do_HEAD = do_GET  # noqa: N815
+
+            def do_CONNECT(self) -> None:
+                outer.requested.append(self.path)
+                self.send_response(200)
+                self.end_headers()
+                self.close_connection = True
+                with socket.create_connection(("127.0.0.1", port)) as there:
+                    back = threading.Thread(target=_copy, args=(there, self.connection), daemon=True)
+                    back.start()
+                    _copy(self.connection, there)
+                    back.join()
 
         self._server = _serve(Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -117,6 +135,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(2**16):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
@@ -125,7 +150,13 @@ class _Server(http.server.ThreadingHTTPServer):
         pass  # a client that was killed
 
 
-def _serve(handler: type[http.server.BaseHTTPRequestHandler]) -> http.server.ThreadingHTTPServer:
+def _serve(
+    handler: type[http.server.BaseHTTPRequestHandler], certificate: Path | None = None
+) -> http.server.ThreadingHTTPServer:
     server = _Server(("127.0.0.1", 0), handler)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     return server

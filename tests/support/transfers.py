@@ -32,7 +32,7 @@ class TransferProcess:
         self.directory = directory
         self.working_dir = directory / "work"
         self.poller = zmq.Poller()
-        client = {name: options.pop(name) for name in ("quiet_s", "idle_s", "owner_or") if name in options}
+        client = {name: options.pop(name) for name in ("clock", "idle_s", "owner_or") if name in options}
         settings = TransferSettings(directory=str(directory / "files"), working_dir=str(self.working_dir), **options)
         self.client = TransferClient(
             lambda: settings, poller=self.poller, environment={**os.environ, **(environment or {})}, **client

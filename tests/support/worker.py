@@ -97,6 +97,7 @@ class WorkerUnderTest:
         included: Included | None = None,
         files_dir: str = "",
         attempt: int = 1,
+        submitter: str = "",
     ) -> None:
         """Send a call; without a function it collects its inputs. ``also``: tasks with the same function behind it."""
         body: list[Frame] = []
@@ -119,6 +120,7 @@ class WorkerUnderTest:
             data_only=data_only,
             call=call,
             files_dir=files_dir,
+            submitter=submitter,
         )
         others = [msgspec.structs.replace(order, task_id=name) for name in also]
         body += [payload, *[part for _, each in inputs for part in each], *[payload for _ in also]]

@@ -42,8 +42,7 @@ def make_core(**options: Any) -> CoreDriver:
             prefetch=PrefetchPolicy(horizon_s=1.0, limit=0),
             window=PrefetchPolicy(horizon_s=1.0, limit=0),
             max_window=100,
-            staging=Staging(),
-            **options,
+            **{"staging": Staging(), **options},
         )
     )
 
@@ -352,6 +351,17 @@ def test_a_restarted_agent_stages_again_what_had_not_run(tmp_path: Path) -> None
     again.opened()
     again.decide(now=9.0)
     assert ids(stage_in(again, now=9.0).orders["m"]) == ["a"]
+
+
+def test_a_task_of_an_endpoint_that_stages_no_files_any_more_fails() -> None:
+    spool = Spool(None)
+    spool.commit(submit(connected(), IN).write)
+    again = make_core(staging=Staging(refusal="it is switched off"))
+    again.add(ev.Restored(spool.load()[0], [HASH]))
+    [task] = again.decide(now=9.0).finished
+    assert task.result is not None
+    assert task.result.error is not None
+    assert task.result.error["code"] == "FILE_UNSUPPORTED"
 
 
 def test_a_task_that_was_running_is_staged_again_before_its_next_attempt() -> None:

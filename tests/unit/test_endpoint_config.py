@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.worker_share import WorkerShare
+from farcall_endpoint.agent.launch import check_storages
 from farcall_endpoint.config import (
     BatchProviderConfig,
     Config,
@@ -29,6 +30,7 @@ from farcall_endpoint.config import (
     read_config,
     write_config,
 )
+from farcall_endpoint.config.files import FilesConfig, StorageConfig
 
 SLURM = """\
 engine:
@@ -378,3 +380,41 @@ def test_signed_functions_take_data_as_arguments() -> None:
     for names in ("['*Code', '*Data']", "[DillCode, PickleDataBase64]", "[DillCode, AllDataStrategies]"):
         with pytest.raises(ConfigurationError, match="arguments run code"):
             parse(listed + names)
+
+
+def test_files_are_copied_unless_the_owner_or_the_provider_forbids_it() -> None:
+    pods = KubernetesProviderConfig(image="i")
+    shared = KubernetesProviderConfig(image="i", persistent_volumes=(("claim", "/data"),))
+    assert Config().files_refusal == ""
+    assert "files.enabled" in Config(files=FilesConfig(enabled=False)).files_refusal
+    assert "persistent_volumes" in Config(engine=EngineConfig(provider=pods)).files_refusal
+    assert Config(engine=EngineConfig(provider=shared)).files_refusal == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("files: {storages: [{url: lab}]}", "files.storages[0]: 'lab' is not the beginning of a URL"),
+        ("files: {storages: [{url: 's3:///raw'}]}", "is not the beginning of a URL"),
+        ("files: {storages: [{url: 'https://lab', write: true}]}", "https:// has no options, and cannot be written"),
+        ("files: {storages: [{url: 's3://lab', option: {}}]}", "Did you mean `options`?"),
+        ("files: {cache: 0}", "files.cache"),
+    ],
+)
+def test_mistakes_in_files_are_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read_config(file)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"endpoin": "x"}, "endpoin"), ({"region": "$FARCALL_TEST_NOT_SET"}, "FARCALL_TEST_NOT_SET is not set")],
+)
+def test_an_endpoint_with_impossible_options_of_a_storage_does_not_start(options: dict[str, str], message: str) -> None:
+    config = Config(files=FilesConfig(storages=(StorageConfig(url="s3://lab/raw", options=options),)))
+    with pytest.raises(ConfigurationError, match=message):
+        check_storages(config)
+    check_storages(Config())

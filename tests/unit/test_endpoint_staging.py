@@ -323,6 +323,17 @@ def test_a_lost_process_gets_its_orders_again() -> None:
     assert driver.ready() == ["removed", "t"]
 
 
+def test_without_a_process_that_can_work_tasks_fail() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN)
+    driver.given()
+    for _ in range(5):
+        driver.hear(orders.Unusable("read only"))
+        driver.plan.process_lost("read only", driver.now)
+        driver.given()
+    assert driver.errors() == {"t": "FILES_NO_ROOM"}
+
+
 # -- room --------------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 
 from farcall import EndpointIncompatible, Executor, File, Graph, InvalidRequest, PayloadTooLarge, TaskError
+from farcall._client import info_of
 from farcall._functions import pack_call
 from farcall.testing import FakeCloud
 from farcall_common.file_arguments import has_files, without_files
 from farcall_common.limits import MAX_FILES
 from farcall_common.payload import Serializer
 from farcall_common.staged_files import unpack_files
+from farcall_common.staging import Staging
+from tests.unit.sdk_cli_runner import Farcall
 from tests.waiting import WAIT_S
 
 SCAN = "s3://lab/raw/scan7.txt"
@@ -166,6 +170,47 @@ def test_batch_with_files(cloud: FakeCloud) -> None:
     cloud.runtime = {"python_version": ""}
     with pytest.raises(EndpointIncompatible, match="is a file"):
         cloud.client().batch_run(cloud.endpoint_id, batch)
+
+
+def test_task_shows_the_files_that_were_copied(cloud: FakeCloud, executor: Executor) -> None:
+    future = executor.submit(double, File(SCAN), out=File(MASK))
+    future.result(WAIT_S)
+    with cloud.client() as client:
+        info = client.get_batch_result([future.task_id])[future.task_id]
+    assert [(each.url, each.mode, each.size_bytes) for each in info.files] == [(SCAN, "r", 3), (MASK, "w", 5)]
+    assert info.staging is None
+    assert ">2</td>" in info._repr_html_()
+    lines = Farcall(cloud).lines("tasks", "show", future.task_id)
+    assert [line[:3] for line in lines if line[0] in (SCAN, MASK)] == [[SCAN, "r", "3 bytes"], [MASK, "w", "5 bytes"]]
+
+
+def test_files_that_move_are_shown_meanwhile() -> None:
+    staging = Staging("staging-in", 10, 3, 1_200_000_000, 4_000_000_000, SCAN)
+    words = f"3 of 10 files in, 1.2 of 4.0 GB: {SCAN}"
+    with FakeCloud(workers=0) as cloud, cloud.client() as client:
+        batch = client.create_batch()
+        task_id = batch.add(client.register_function(length), ("abc",))
+        client.batch_run(cloud.endpoint_id, batch)
+        cloud.report_staging(task_id, staging)
+        info = info_of(client, task_id)
+        assert (info.staging, words in info._repr_html_()) == (staging, True)
+        command = Farcall(cloud)
+        assert ["staging", words] in command.lines("tasks", "show", task_id)
+        command.pause = lambda _: cloud.run_waiting()
+        watched = command("tasks", "watch", task_id).stdout.splitlines()
+        assert [line.split("\t")[1:] for line in watched] == [["received", words], ["success", ""]]
+
+
+def test_watch_in_json_has_files_that_move() -> None:
+    with FakeCloud(workers=0) as cloud, cloud.client() as client:
+        batch = client.create_batch()
+        task_id = batch.add(client.register_function(length), ("abc",))
+        client.batch_run(cloud.endpoint_id, batch)
+        cloud.report_staging(task_id, Staging("staging-in", 1, url=SCAN))
+        command = Farcall(cloud)
+        command.pause = lambda _: cloud.run_waiting()
+        first, last = map(json.loads, command("tasks", "watch", task_id, "--json").stdout.splitlines())
+        assert (first["staging"]["url"], "staging" in last) == (SCAN, False)
 
 
 def test_file_without_a_task_says_what_to_do() -> None:

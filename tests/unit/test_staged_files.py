@@ -208,6 +208,8 @@ def test_each_url_has_a_directory_of_its_own() -> None:
         ("s3://lab/raw/scan?7.h5", "s3://lab/raw/scan?7.h5"),
         ("https://user:secret@host/a?X-Amz-Signature=1#x", "https://host/a"),
         ("file:///data/x@y", "file:///data/x@y"),
+        ("file:///a\n\x1b[1m", "file:///a??[1m"),
+        ("s3://lab/" + 300 * "x", "s3://lab/" + 190 * "x" + "…"),
     ],
 )
 def test_shown_url_has_no_secret(url: str, text: str) -> None:

@@ -423,6 +423,8 @@ class AgentCore:
             refused = None
             if task.result is None and (task.is_idempotent or not task.starts):
                 refused = self._admission.refusal(task.spec, task.graph, now=now)
+                if refused is None and task.files is not None and task.kept is None:
+                    refused = self._staging.refused(task.files)
             if self._held.restore(task, refused, now):
                 dispatched.append(task)
         if event.has_leftovers:

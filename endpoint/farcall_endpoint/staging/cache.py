@@ -55,7 +55,7 @@ class _Inode(NamedTuple):
 class Cache:
     """One per transfer process. Its methods may be called from several threads.
 
-    :param directory: of the endpoint, in which nobody else makes anything.
+    :param directory: of the endpoint, in which nothing else makes files.
     :param budget_bytes: for all copies, and those on their way; None: a tenth of the free space, at most 50 GB.
     """
 
@@ -184,7 +184,7 @@ class Cache:
 
     def unlink(self, directory: int, name: str) -> None:
         """Remove a link from the directory of a task; the copy is known as it is after that, if it was before."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError, sqlite3.Error):  # else it is read before it is used again
             found = os.stat(name, dir_fd=directory, follow_symlinks=False)
             query = "SELECT owner, sha256 FROM copies WHERE inode = ? AND mtime_ns = ? AND ctime_ns = ?"
             row = self._index.execute(query, (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)).fetchone()

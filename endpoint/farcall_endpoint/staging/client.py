@@ -56,7 +56,6 @@ class TransferClient:
         owner_or: Callable[[str], str] = lambda submitter: submitter,
         environment: Mapping[str, str] | None = None,
         idle_s: float = _IDLE_S,
-        quiet_s: float = _QUIET_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -64,7 +63,6 @@ class TransferClient:
         self._owner_or = owner_or
         self._environment = environment
         self._idle_s = idle_s
-        self._quiet_s = quiet_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -73,6 +71,7 @@ class TransferClient:
         self._due: set[tuple[str, object]] = set()  # answers
         self._heard_at = self._idle_since = 0.0
         self._has_spoken = self._is_asked = False
+        self._unusable = ""
         self._backoff = Backoff(first_s=1.0, most_s=60.0)
         self._start_at = 0.0
 
@@ -117,6 +116,7 @@ class TransferClient:
             )
         here.setblocking(False)
         self._socket = here
+        self._unusable = ""
         self._unsent[:0] = frame(self._settings())
         self._heard_at, self._has_spoken, self._is_asked = self._clock(), False, False
         self._poller.register(here, zmq.POLLIN)
@@ -143,7 +143,7 @@ class TransferClient:
             self._note(reports, now)
             if has_ended:
                 code = self._close()
-                lost = f"the transfer process ended with exit code {code}"
+                lost = self._unusable or f"the transfer process ended with exit code {code}"
             elif now >= self._silent_at():
                 if self._has_spoken and not self._is_asked:
                     self._heard_at, self._is_asked = now, True
@@ -197,13 +197,15 @@ class TransferClient:
                     self._due.discard(("removed", task_id))
                 case orders.Tidied():
                     self._due.discard(("tidied", ""))
+                case orders.Unusable(reason=reason):
+                    self._unusable = reason
         if had_work and not self._due:
             self._idle_since = now
 
     def _silent_at(self) -> float:
         if not self._due:
             return float("inf")
-        return self._heard_at + (self._quiet_s if self._has_spoken else _FIRST_WORD_S)
+        return self._heard_at + (_QUIET_S if self._has_spoken else _FIRST_WORD_S)
 
     def next_deadline(self) -> float | None:
         """When :meth:`receive` has something to do without a report."""

@@ -1,4 +1,4 @@
-"""The messages between an agent and its transfer process. Internal: both are of the same package version.
+"""The messages between an agent and its transfer process. Internal: both have the same package version.
 
 The agent sends orders, the process reports. ``number`` is that of a transfer; the agent gives each a new one.
 """
@@ -132,7 +132,13 @@ class Alive(_Message, frozen=True):
     """The process has started, or answers a Ping."""
 
 
-Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive
+class Unusable(_Message, frozen=True):
+    """The process cannot work, and ends."""
+
+    reason: str
+
+
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive | Unusable
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -12,6 +12,7 @@ import errno
 import os
 import shutil
 import stat
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from farcall_endpoint.worker.directories import name_of, submitter_directory
 
 _STAGED: Final = "staged"
 _SUBMITTERS: Final = "submitters"
+_ASIDE: Final = ".old-"
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 """What a file system answers that cannot link here."""
 _COPY_BYTES: Final = 4 * 2**20
@@ -34,12 +36,24 @@ def files_directory(working_dir: Path, task_id: str, submitter: str) -> Path:
 
 def has_leftovers(working_dir: Path) -> bool:
     """Whether there are directories of tasks' files."""
-    return any(any(each.iterdir()) for each in _staged_in(working_dir))
+    return any(_names_in(each) != [] for each in _staged_in(working_dir))
 
 
 def _staged_in(working_dir: Path) -> list[Path]:
-    each_submitter = working_dir.glob(f"{_SUBMITTERS}/*/{_STAGED}")
-    return [each for each in (working_dir / _STAGED, *each_submitter) if each.is_dir() and not each.is_symlink()]
+    """The directories that may have some; tasks may have made these unreadable."""
+    submitters = working_dir / _SUBMITTERS
+    found = [working_dir, *[submitters / name for name in _names_in(submitters) or ()]]
+    return [each / _STAGED for each in found if os.path.isdir(each / _STAGED)]  # noqa: PTH112 - it raises nothing
+
+
+def _names_in(directory: Path) -> list[str] | None:
+    """None if it cannot be read."""
+    try:
+        return os.listdir(directory)  # noqa: PTH208
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return None
 
 
 class TaskPlaces:
@@ -118,13 +132,22 @@ class TaskPlaces:
         with contextlib.suppress(OSError), self._staged(submitter) as staged:
             _remove(staged, name_of(task_id), on_read)
 
-    def tidy(self, keep: Collection[str], on_read: Callable[[int, str], None]) -> None:
-        """Remove the directories of all tasks but these."""
+    def set_aside(self, keep: Collection[str]) -> None:
+        """Rename the directories of all tasks but these, so that such a task may come again while they are removed."""
         kept = {name_of(task_id) for task_id in keep}
         for staged in _staged_in(self._working_dir):
             with contextlib.suppress(OSError), _opened(str(staged), None) as directory:
                 for name in set(os.listdir(directory)) - kept:  # noqa: PTH208 - of a descriptor
-                    _remove(directory, name, on_read)
+                    if not name.startswith(_ASIDE):
+                        os.rename(name, f"{_ASIDE}{uuid.uuid4().hex}", src_dir_fd=directory, dst_dir_fd=directory)
+
+    def remove_aside(self, on_read: Callable[[int, str], None]) -> None:
+        """Remove what was set aside; ``on_read`` as for :meth:`remove`."""
+        for staged in _staged_in(self._working_dir):
+            with contextlib.suppress(OSError), _opened(str(staged), None) as directory:
+                for name in os.listdir(directory):  # noqa: PTH208 - of a descriptor
+                    if name.startswith(_ASIDE):
+                        _remove(directory, name, on_read)
 
     @contextlib.contextmanager
     def _staged(self, submitter: str, *, make: bool = False) -> Iterator[int]:
@@ -144,7 +167,28 @@ def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None
                 for name in os.listdir(place):  # noqa: PTH208
                     on_read(place, name)
     with contextlib.suppress(OSError, RecursionError):  # what a task has made there may be deeper than can be removed
-        shutil.rmtree(task, dir_fd=parent)
+        try:
+            shutil.rmtree(task, dir_fd=parent)
+        except PermissionError:
+            _make_writable(parent, task)
+            shutil.rmtree(task, dir_fd=parent)
+
+
+def _make_writable(parent: int, name: str) -> None:
+    """Let the directories of a task be removed, although the task has taken the rights to that from them."""
+    _permit(parent, name)
+    for _, names, _, directory in os.fwalk(name, dir_fd=parent):
+        for each in names:
+            _permit(directory, each)
+
+
+def _permit(parent: int, name: str) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101 - of what is open, whatever has its name now
+        finally:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def read_files(
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:
             return outcomes.file_unsupported(
-                shown(use.url), "http:// needs sha256, because anybody on the way could change the file"
+                shown(use.url), "http:// needs sha256, because others on the way could change the file"
             )
         staged.append((number, use))
         needed_bytes += use.size_bytes or 0
@@ -213,6 +213,7 @@ class Staging:
         self._places: dict[str, str] = {}
         self._removing: dict[str, str] = {}
         self._tidying: orders.Tidy | None = None
+        self._losses = 0  # of processes that have not reported anything
         self._no_room_until: float | None = None
         #: Instructions for the transfer process.
         self.orders: list[Order] = []
@@ -236,6 +237,12 @@ class Staging:
         """See :func:`read_files`."""
         schemes = STAGED | self._batch_schemes
         return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)
+
+    def refused(self, files: TaskFiles) -> ErrorRecord | None:
+        """Why the files of a task that came before are not staged any more; None if they are."""
+        if not self._refusal or not (files.reads or files.writes):
+            return None
+        return outcomes.file_unsupported(shown(files.uses()[0][1].url), self._refusal)
 
     def report(self) -> list[dict[str, Any]]:
         """The tasks whose files move, the oldest first. Of sealed calls no URL."""
@@ -461,6 +468,8 @@ class Staging:
 
     def handle(self, report: Report, now: float) -> None:
         """The transfer process reports."""
+        if not isinstance(report, orders.Alive | orders.Unusable):
+            self._losses = 0
         match report:
             case orders.Made():
                 self._made(report)
@@ -485,14 +494,20 @@ class Staging:
                 pass
 
     def process_lost(self, reason: str, now: float) -> None:
-        """The transfer process has ended; another one gets the orders that it has not answered."""
+        """The transfer process has ended; another one gets the orders that it has not answered, unless several have
+        ended before they could begin."""
+        self._losses += 1
+        making = [task for task in self._tasks.values() if task.is_making]
+        if self._losses >= _TRIES:
+            for task in making:
+                self._fail(task, outcomes.files_no_room(reason))
+            making = []
         if self._tidying is not None:
             self.orders.append(self._tidying)
         for transfer in list(self._on_way.values()):
             self._failed(transfer, outcomes.file_unreachable(shown(transfer.use.url), reason), now)
-        for task in self._tasks.values():
-            if task.is_making:
-                self._make(task)
+        for task in making:
+            self._make(task)
         self.orders += [orders.Remove(task_id, submitter) for task_id, submitter in self._removing.items()]
 
     def _made(self, report: orders.Made) -> None:

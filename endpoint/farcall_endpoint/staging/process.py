@@ -1,9 +1,9 @@
 """Transfer process: one for each agent, so that the agent never waits for storage or for a file system.
 
 ``python -m farcall_endpoint.staging.process``: its standard input is a socket to the agent. First come the settings,
-which may have credentials, then orders; reports go back. Each transfer has a thread, as it may hang for ever; all that
-is done in directories of tasks besides has one thread. The thread that reads orders does nothing else, so it answers
-while others work or hang.
+which may have credentials, then orders; reports go back. Each transfer has a thread, as it may hang for ever; one
+thread makes directories of tasks, and one removes them, which takes as long as tasks like. The thread that reads orders
+does nothing else, so it answers while others work or hang.
 
 When its agent is gone, for whatever reason, the process ends; what it leaves half done is removed at the next start.
 """
@@ -19,6 +19,7 @@ import queue
 import resource
 import signal
 import socket
+import sqlite3
 import sys
 import threading
 import time
@@ -70,9 +71,11 @@ class Transfers:
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
         self._running = 0
-        self._chores: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._batch: list[orders.Fetch | orders.Store] = []
-        threading.Thread(target=self._do_chores, daemon=True).start()
+        for chores in (self._to_make, self._to_remove):
+            threading.Thread(target=_do_chores, args=(chores,), daemon=True).start()
 
     def perform(self, order: Order) -> None:
         """Begin with an order."""
@@ -85,19 +88,15 @@ class Transfers:
                 if cancelled is not None:
                     cancelled.set()
             case orders.Make():
-                self._chores.put(lambda: self._make(order))
+                self._to_make.put(lambda: self._make(order))
             case orders.Remove():
-                self._chores.put(lambda: self._remove(order))
+                self._to_remove.put(lambda: self._remove(order))
             case orders.Tidy():
-                self._chores.put(lambda: self._tidy(order))
+                self._to_make.put(lambda: self._tidy(order))
             case orders.Ping():
                 self._report(orders.Alive())
 
     # -- directories ---------------------------------------------------------------------------------------------------
-
-    def _do_chores(self) -> None:
-        while True:
-            self._chores.get()()
 
     def _make(self, order: orders.Make) -> None:
         problem = ""
@@ -112,8 +111,13 @@ class Transfers:
         self._report(orders.Removed(order.task_id))
 
     def _tidy(self, order: orders.Tidy) -> None:
-        self._places.tidy(order.task_ids, self._cache.unlink)
-        self._report(orders.Tidied())
+        self._places.set_aside(order.task_ids)  # before the directory of another task is made
+
+        def remove() -> None:
+            self._places.remove_aside(self._cache.unlink)
+            self._report(orders.Tidied())
+
+        self._to_remove.put(remove)
 
     # -- transfers -----------------------------------------------------------------------------------------------------
 
@@ -167,6 +171,8 @@ class Transfers:
     def _record(self, url: str, error: Exception) -> ErrorRecord:
         if isinstance(error, MoveError):
             return error.record
+        if isinstance(error, sqlite3.OperationalError):
+            return outcomes.files_no_room(f"{url}: the index of the endpoint's copies: {error}")
         if not isinstance(error, OSError):
             traceback.print_exception(error)
             return outcomes.file_unreachable(url, f"{type(error).__name__}: {error}")
@@ -354,6 +360,11 @@ def _check_size(use: FileUse, size_bytes: int | None) -> None:
         raise MoveError(outcomes.file_size(shown(use.url), size_bytes, use.size_bytes))
 
 
+def _do_chores(chores: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        chores.get()()
+
+
 def _end_process(failure: threading.ExceptHookArgs) -> None:
     """End this process, as work failed in an unforeseen way; the agent starts another one, and tries it again."""
     traceback.print_exception(failure.exc_value)
@@ -381,7 +392,12 @@ def main() -> None:
             data += received
             for message in frames_of(data):
                 if transfers is None:
-                    transfers = Transfers(msgspec.msgpack.decode(message, type=TransferSettings), report)
+                    settings = msgspec.msgpack.decode(message, type=TransferSettings)
+                    try:
+                        transfers = Transfers(settings, report)
+                    except (OSError, sqlite3.Error) as error:
+                        report(orders.Unusable(f"{settings.directory} cannot be used: {error}"))
+                        os._exit(1)
                     report(orders.Alive())
                 else:
                     transfers.perform(_decode(message))

@@ -3,6 +3,9 @@
 The agent has copied the files that are read, and stores those that are written once the task has ended: both are in the
 directory of the task's files. A ``file://`` URL is a path of the endpoint; what is written there goes to a draft beside
 it, which gets its name when the function has returned.
+
+Where submitters can only call certain functions, they name no such paths: the checks alone would tell them which files
+there are, and make directories.
 """
 
 from __future__ import annotations
@@ -14,23 +17,44 @@ import platform
 import stat
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import LOCAL, File, local_path, place_of, placed, returning, shown
+from farcall_common.file_arguments import LOCAL, File, local_name, local_path, place_of, placed, returning, shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.channel import Order
 
 
-class TaskFiles:
-    """The files in the arguments of a task. Enter it before they are read; leave it when the task has ended."""
+class _Placed(NamedTuple):
+    """A file of the task as its arguments name it: user code can change the object that it gets."""
 
-    def __init__(self, order: Order) -> None:
+    file: File
+    url: str
+    is_output: bool
+    size_bytes: int | None
+    sha256: str
+    path: Path
+    final: Path | None
+    """Of an output of which ``path`` is the draft."""
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages."""
+        return shown(self.url)
+
+
+class TaskFiles:
+    """The files in the arguments of a task. Enter it before they are read; leave it when the task has ended.
+
+    :param data_only: whether submitters can only call certain functions.
+    """
+
+    def __init__(self, order: Order, *, data_only: bool) -> None:
         self._directory = order.files_dir
+        self._no_local = data_only and bool(order.submitter)
         self._draft = order.task_id.replace("/", "-")  # of a stage it is TASK/STAGE
         self._attempt = order.attempt
-        self._files: list[File] = []
-        self._drafts: dict[str, str] = {}
-        """The final path of each draft."""
+        self._placed: list[_Placed] = []
         self._state = contextlib.ExitStack()
         self._pid = os.getpid()
 
@@ -43,18 +67,22 @@ class TaskFiles:
     ) -> None:
         self._state.close()
         if os.getpid() == self._pid:  # else the task has forked, and this is its child
-            for draft in self._drafts:
-                with contextlib.suppress(OSError):
-                    Path(draft).unlink()
+            for each in self._placed:
+                if each.final is not None:
+                    with contextlib.suppress(OSError):
+                        each.path.unlink()
+
+    def arguments_read(self) -> None:
+        """The arguments have been read; values of other calls are read next, whose files are where they are."""
+        self._state.close()
 
     def check(self) -> ErrorRecord | None:
-        """The arguments have been read: why the function cannot be called; None if it can."""
-        self._state.close()
-        checked: set[tuple[str, str]] = set()
-        for file in self._files:
-            if (file.url, file.mode) not in checked:
-                checked.add((file.url, file.mode))
-                if (record := self._problem(file)) is not None:
+        """Why the function cannot be called; None if it can."""
+        checked: set[Path] = set()
+        for each in self._placed:
+            if each.path not in checked:
+                checked.add(each.path)
+                if (record := self._problem(each)) is not None:
                     return record
         return None
 
@@ -69,81 +97,79 @@ class TaskFiles:
         """Give what the function has written its name; why that is impossible, None if it is done."""
         if os.getpid() != self._pid:
             return None
-        written = [file for file in self._files if file.mode == "w"]
-        for file in written:
-            path = Path(file)
+        written = [each for each in self._placed if each.is_output]
+        for each in written:
             try:
-                is_written = stat.S_ISREG(path.lstat().st_mode)
+                is_written = stat.S_ISREG(each.path.lstat().st_mode)
             except OSError:
                 is_written = False
             if not is_written:
-                return outcomes.file_not_written(shown(file.url), self._drafts.get(str(path), path))
-        for draft, final in self._drafts.items():
+                return outcomes.file_not_written(each.shown, each.final or each.path)
+        for draft, (url, final) in {each.path: (each.url, each.final) for each in written if each.final}.items():
             try:
-                Path(draft).replace(final)
+                draft.replace(final)
             except OSError as error:
-                return _denied(file_url(final), error)
-        for file in written:
-            file._path = self._drafts.get(str(file.path), file._path)
-        self._drafts.clear()
+                return _denied(url, error)
+        for each in written:
+            each.file._path = str(each.final or each.path)
         return None
 
     def _place(self, file: File) -> str:
-        self._files.append(file)
-        if not file.url.startswith(LOCAL):
-            return place_of(self._directory, file.url, file.mode)
-        path = local_path(file.url)
-        if file.mode == "r":
-            return str(path)
-        draft = str(path.with_name(f".{file.name}.{self._draft}.{self._attempt}"))
-        self._drafts[draft] = str(path)
-        return draft
+        url, is_output, final = str(file.url), file.mode == "w", None
+        if not url.startswith(LOCAL):
+            path = Path(place_of(self._directory, url, "w" if is_output else "r"))
+        elif is_output:
+            final = local_path(url)
+            path = self._draft_of(final, url, self._attempt)
+        else:
+            path = local_path(url)
+        size_bytes = None if file.size_bytes is None else int(file.size_bytes)
+        self._placed.append(_Placed(file, url, is_output, size_bytes, str(file.sha256 or ""), path, final))
+        return str(path)
 
-    def _problem(self, file: File) -> ErrorRecord | None:
-        if file.url.startswith(LOCAL):
-            return self._problem_of_output(file) if file.mode == "w" else _problem_of_input(file)
-        path = file.path
-        if path.parent.is_dir() if file.mode == "w" else path.is_file():
+    def _draft_of(self, final: Path, url: str, attempt: int) -> Path:
+        """Its name ends as the file's: libraries look at the suffix."""
+        return final.with_name(f".{self._draft}.{attempt}.{local_name(url)}")
+
+    def _problem(self, placed: _Placed) -> ErrorRecord | None:
+        if placed.url.startswith(LOCAL):
+            if self._no_local:
+                return outcomes.file_denied(placed.shown, "this endpoint runs certain functions only")
+            return _problem_of_input(placed) if placed.final is None else self._problem_of_output(placed, placed.final)
+        if placed.path.parent.is_dir() if placed.is_output else placed.path.is_file():
             return None
-        reason = f"the agent has not put it at {path} of node {platform.node()}"
-        return outcomes.file_unsupported(shown(file.url), reason)
+        reason = f"the agent has not put it at {placed.path} of node {platform.node()}"
+        return outcomes.file_unsupported(placed.shown, reason)
 
-    def _problem_of_output(self, file: File) -> ErrorRecord | None:
-        draft, final = file.path, Path(self._drafts[str(file.path)])
+    def _problem_of_output(self, placed: _Placed, final: Path) -> ErrorRecord | None:
         if final.is_dir():
-            return outcomes.file_denied(shown(file.url), "it is a directory")
+            return outcomes.file_denied(placed.shown, "it is a directory")
         try:
-            draft.parent.mkdir(parents=True, exist_ok=True)
+            final.parent.mkdir(parents=True, exist_ok=True)
             for attempt in range(self._attempt):  # what a former attempt could not remove when it was killed
-                draft.with_name(f".{file.name}.{self._draft}.{attempt}").unlink(missing_ok=True)
-            draft.unlink(missing_ok=True)
-            draft.touch(exist_ok=False)
-            draft.unlink()
+                self._draft_of(final, placed.url, attempt).unlink(missing_ok=True)
+            placed.path.unlink(missing_ok=True)
+            placed.path.touch(exist_ok=False)
+            placed.path.unlink()
         except OSError as error:
-            return _denied(file.url, error)
+            return _denied(placed.url, error)
         return None
 
 
-def file_url(path: str) -> str:
-    """The URL of a path of the endpoint."""
-    return f"{LOCAL}{path}"
-
-
-def _problem_of_input(file: File) -> ErrorRecord | None:
-    path, url = file.path, shown(file.url)
+def _problem_of_input(placed: _Placed) -> ErrorRecord | None:
     try:
-        found = path.stat()
+        found = placed.path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return outcomes.file_unsupported(url, "it is no regular file")
-        with path.open("rb") as opened:
-            if file.size_bytes not in (None, found.st_size):
-                return outcomes.file_size(url, found.st_size, file.size_bytes)
-            if file.sha256 and (digest := hashlib.file_digest(opened, "sha256").hexdigest()) != file.sha256:
-                return outcomes.file_checksum(url, file.sha256, digest)
+            return outcomes.file_unsupported(placed.shown, "it is no regular file")
+        with placed.path.open("rb") as opened:
+            if placed.size_bytes not in (None, found.st_size):
+                return outcomes.file_size(placed.shown, found.st_size, placed.size_bytes)
+            if placed.sha256 and (digest := hashlib.file_digest(opened, "sha256").hexdigest()) != placed.sha256:
+                return outcomes.file_checksum(placed.shown, placed.sha256, digest)
     except (FileNotFoundError, NotADirectoryError):
-        return outcomes.file_not_found(url)
+        return outcomes.file_not_found(placed.shown)
     except OSError as error:
-        return _denied(file.url, error)
+        return _denied(placed.url, error)
     return None
 
 

@@ -206,7 +206,7 @@ class Runner:
             from farcall_common.file_arguments import without_files
             from farcall_endpoint.worker.files import TaskFiles
 
-            with TaskFiles(order) as files:
+            with TaskFiles(order, data_only=self._data_only or order.data_only) as files:
                 return self._call(function, order, without_files(payload), inputs, started_at, files)
         args: Sequence[Any] = ()
         kwargs: Mapping[str, Any] = {}
@@ -217,6 +217,8 @@ class Runner:
                 args, kwargs = load_call(payload)
             else:
                 args, kwargs = self._reader(order).unpack_call(payload)
+            if files is not None:
+                files.arguments_read()
             if inputs is not None and inputs.call.inputs:
                 values = inputs.read(_values.deserialize)
                 if function is _listed:

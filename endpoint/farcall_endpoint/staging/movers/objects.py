@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import concurrent.futures
 import contextlib
 import datetime
 import functools
@@ -23,11 +25,14 @@ from farcall_endpoint.staging.orders import shown
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
 _MOST_CHARACTERS: Final = 500
+_RANGES_FROM_BYTES: Final = 32 * 2**20
+_RANGE_BYTES: Final = 8 * 2**20
+_RANGES_AT_ONCE: Final = 8
 _READ_BYTES: Final = 4 * 2**20
 _PART_BYTES: Final = 8 * 2**20
 _MOST_PARTS: Final = 9_000
 _CLIENT: Final[Mapping[str, str]] = {"timeout": "24h", "read_timeout": "60s", "connect_timeout": "15s"}
-"""``timeout`` is that of a whole request, whose length nobody knows; the plan has limits."""
+"""``timeout`` is that of a whole request, whose length is not known; the plan has limits."""
 _RETRIES: Final[Mapping[str, Any]] = {
     "max_retries": 3,
     "retry_timeout": datetime.timedelta(seconds=60),
@@ -114,10 +119,7 @@ class ObjectMover:
         store, key = self._open(url)
         digest, size_bytes = hashlib.sha256(), 0
         with _mapped(url), draft.open("wb") as file:
-            result = obstore.get(store, key)
-            if _found(result.meta) != found:
-                raise MoveError(outcomes.file_changed(shown(url)))
-            for chunk in result.stream(min_chunk_size=_READ_BYTES):
+            for chunk in _chunks(store, key, found):
                 if cancelled():
                     raise MoveCancelled
                 view = memoryview(chunk)
@@ -162,6 +164,46 @@ class ObjectMover:
             return self._store(f"{scheme}://{bucket}"), key
         except ValueError as error:
             raise MoveError(outcomes.file_denied(shown(url), str(error))) from error
+
+
+def _chunks(store: ObjectStore, key: str, found: Found) -> Iterator[bytes | obstore.Bytes]:
+    """The content of an object in order; large ones by several requests at a time, since a storage limits what it sends
+    on each connection.
+
+    :raises PreconditionError: if it is not the version that was found.
+    """
+    if not found.version.startswith('"') or found.size_bytes is None or found.size_bytes < _RANGES_FROM_BYTES:
+        result = obstore.get(store, key)
+        if _found(result.meta) != found:
+            raise exceptions.PreconditionError
+        yield from result.stream(min_chunk_size=_READ_BYTES)
+        return
+
+    def get(start: int) -> obstore.Bytes:
+        end = min(start + _RANGE_BYTES, size_bytes)
+        result = obstore.get(store, key, options={"range": (start, end), "if_match": found.version})
+        if _found(result.meta) != found:  # not every store knows if-match
+            raise exceptions.PreconditionError
+        return result.bytes()
+
+    size_bytes = found.size_bytes
+    on_way: collections.deque[concurrent.futures.Future[obstore.Bytes]] = collections.deque()
+    try:
+        for start in range(0, size_bytes, _RANGE_BYTES):
+            on_way.append(_range_threads().submit(get, start))
+            if len(on_way) == _RANGES_AT_ONCE:
+                yield on_way.popleft().result()
+        while on_way:
+            yield on_way.popleft().result()
+    finally:
+        for each in on_way:
+            each.cancel()
+
+
+@functools.cache
+def _range_threads() -> concurrent.futures.ThreadPoolExecutor:
+    """Of all transfers: what they have in memory is limited."""
+    return concurrent.futures.ThreadPoolExecutor(2 * _RANGES_AT_ONCE)
 
 
 def _found(meta: Any) -> Found:
