@@ -50,8 +50,8 @@ def as_table(report: Report) -> str:
         table(GOAL_COLUMNS, [goal_row(each.name, each.shown(), each.goal, each.reached) for each in _goals(rounds)]),
         "**From the first write to the last read; ms**",
         table(["pattern, size", *_MEDIA], _pattern_rows(rounds)),
-        f"**{shuffle.BYTES // 10**6} MB, {shuffle.TASKS} mappers and {shuffle.TASKS} reducers; seconds of the whole run, "
-        "and of all writes and all reads together**",
+        f"**{shuffle.BYTES // 10**6} MB, {shuffle.TASKS} mappers and {shuffle.TASKS} reducers; seconds of the whole "
+        "run, and of all writes and all reads together**",
         table(
             ["application", *_SHUFFLE],
             [

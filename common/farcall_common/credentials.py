@@ -34,6 +34,11 @@ CLIENT_VARIABLES: Final = (
     ("FARCALL_CLIENT_ID", "FARCALL_CLIENT_SECRET"),
     ("GLOBUS_COMPUTE_CLIENT_ID", "GLOBUS_COMPUTE_CLIENT_SECRET"),
 )
+#: Variables with id and secret of a client of Globus Transfer: ours first, then those of the Globus CLI.
+GLOBUS_CLIENT_VARIABLES: Final = (
+    ("FARCALL_GLOBUS_CLIENT_ID", "FARCALL_GLOBUS_CLIENT_SECRET"),
+    ("GLOBUS_CLI_CLIENT_ID", "GLOBUS_CLI_CLIENT_SECRET"),
+)
 #: The file of the login in ``$FARCALL_HOME``; :mod:`farcall_common.login`, which loads HTTP, has its content.
 LOGIN_FILE: Final = "login.json"
 _TABLE: Final = "default"

@@ -28,6 +28,7 @@ WORDS: Final = {
     "howto/dead-letters.md": ("segfault", "poison"),
     "howto/engine.md": ("process pool", "multiprocessing"),
     "howto/failures.md": ("exceptions", "traceback"),
+    "howto/globus.md": ("Globus Transfer", "collection", "data transfer"),
     "howto/gpus.md": ("GPU", "CUDA", "torch", "accelerator"),
     "howto/graphs.md": ("DAG", "workflow", "pipeline", "chain", "MapReduce", "fan-out", "nested"),
     "howto/memoization.md": ("cache", "caching"),

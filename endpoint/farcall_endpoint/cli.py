@@ -45,6 +45,7 @@ from farcall_endpoint.config import (
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.protocol import PrewarmRequest
+from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -54,6 +55,8 @@ _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if c
 }
 
 app = new_group("Run functions on this machine. The commands are those of Globus Compute.", epilog=epilog(_EXIT_CODES))
+globus = new_group("Log in at Globus, to copy files of tasks from and to its collections.")
+app.add_typer(globus, name="globus")
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
@@ -382,6 +385,58 @@ def revoke_credential(
         with contextlib.closing(Cloud(Credentials.resolve(home=_options(context).home))) as cloud:
             cloud.revoke_credential(endpoint_id)
         _out.print(f"Revoked the credential of [bold]{endpoint}[/]")
+
+
+@globus.command("login")
+def globus_login(
+    context: typer.Context,
+    name: Name = "default",
+    client_id: Annotated[
+        str | None,
+        typer.Option(help="Id of your application at Globus. [default: FARCALL_GLOBUS_CLIENT_ID, or that of before]"),
+    ] = None,
+    collection: Annotated[
+        list[str] | None,
+        typer.Option(metavar="UUID", help="Consent to the use of the data of this collection, too. May be repeated."),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Log in with a browser on this machine.")] = False,
+) -> None:
+    """Log in, so that an endpoint can copy files with Globus. With FARCALL_GLOBUS_CLIENT_SECRET, as that client."""
+    with _errors():
+        from farcall_endpoint.staging.globus_login import log_in
+
+        directory = _directory(context, name)
+        directory.require()
+        path = directory.globus_login_file
+        log_in(path, client_id=client_id, collections=collection or (), browser=browser, environ=os.environ)
+        _out.print(f"[bold]{name}[/] is logged in at Globus: {escape(str(path))}", soft_wrap=True)
+        _check_globus(directory)
+
+
+@globus.command("logout")
+def globus_logout(context: typer.Context, name: Name = "default") -> None:
+    """Revoke and delete the login of an endpoint at Globus."""
+    with _errors():
+        from farcall_endpoint.staging.globus_login import log_out
+
+        directory = _directory(context, name)
+        directory.require()
+        was_logged_in = log_out(directory.globus_login_file, environ=os.environ)
+        _out.print(f"[bold]{name}[/] {'is logged out of' if was_logged_in else 'was not logged in at'} Globus")
+
+
+def _check_globus(directory: EndpointDirectory) -> None:
+    """Try the login, and say what is missing."""
+    from farcall_endpoint.staging.globus_login import check
+
+    settings = GlobusSettings.of_config(read_config(directory.config_file), directory)
+    if settings is None:
+        _out.print("Name the endpoint's own collection in config.yaml: files.globus", soft_wrap=True)
+        return
+    is_good, text = check(settings, environ=os.environ)
+    _out.print(f"{'[green]good[/]' if is_good else '[red]BAD[/] '}  {escape(text)}", soft_wrap=True)
+    if not is_good:
+        raise typer.Exit(FAILED)
 
 
 @app.command()

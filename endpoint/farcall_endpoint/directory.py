@@ -9,6 +9,8 @@
         curve.secret
         credential.secret   its credential for that API, which can connect it and do nothing else
         sealing.secret      its identity, and the keys with which it opens sealed calls
+        globus.json         its login at Globus, for files of tasks
+        globus/             its transfers at Globus
         spool.sqlite3       tasks and results
         spool.bodies/       those of their bodies that are large
         output.sqlite3      the end of what recent tasks printed
@@ -134,6 +136,11 @@ class EndpointDirectory:
     def log_file(self) -> Path:
         """The log of the agent."""
         return self.path / "endpoint.log"
+
+    @property
+    def globus_login_file(self) -> Path:
+        """The login at Globus; readable by its owner alone."""
+        return self.path / "globus.json"
 
     @property
     def log_dir(self) -> Path:

@@ -32,7 +32,8 @@ PUBLISHED = {
     "farcall-common[payload]": ["farcall_common.payload"],
     "farcall-common[store]": ["farcall_common.store"],
     "farcall": ["farcall"],
-    "farcall[globus]": ["farcall.cli._globus"],
+    "farcall[globus]": ["farcall_common.globus"],
+    "farcall-endpoint[globus]": ["farcall_endpoint.staging.movers.globus"],
     "farcall[otel]": ["farcall._tracing"],
     "farcall-endpoint": ["farcall_endpoint"],
     "farcall-local": ["farcall_local"],
@@ -40,7 +41,12 @@ PUBLISHED = {
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-of_extras = {"farcall.cli._globus"}  # what needs an extra is named to be imported
+# What needs an extra is named to be imported.
+of_extras = {
+    "farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus",
+    "farcall_endpoint.staging.movers.globus_documents",
+    "farcall_endpoint.staging.movers.globus_records",
+}
 for name in sys.argv[1:]:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", ()), name + "."):

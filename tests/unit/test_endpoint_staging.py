@@ -204,6 +204,23 @@ def test_a_service_that_takes_many_files_at_once_gets_all_of_them() -> None:
     assert not isinstance(found, ErrorRecord)
     driver.plan.stage_in("t", "", found[0], is_sealed=False, now=0.0)
     assert len(driver.fetches()) == 50
+    driver.now = 1e6  # a file may be silent while others of its batch move
+    assert driver.given() == []
+    assert driver.plan.next_deadline() is None
+
+
+def test_a_file_of_a_batch_has_a_limit_in_all() -> None:
+    driver = Driver(limit_s=100.0, batch_schemes=frozenset({"globus"}))
+    found = read_files(pack_files([FileUse("globus://c/a")], b""), schemes=frozenset({"globus"}))
+    assert not isinstance(found, ErrorRecord)
+    driver.plan.stage_in("t", "", found[0], is_sealed=False, now=0.0)
+    [fetch] = driver.fetches()
+    assert driver.plan.next_deadline() == 100.0
+    driver.now = 100.0
+    assert orders.Cancel(fetch.number) in driver.given()
+    [outcome] = driver.plan.outcomes
+    assert outcome.error is not None
+    assert (outcome.error.code, "limit of 100 s" in outcome.error.message) == ("FILE_TIMEOUT", True)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

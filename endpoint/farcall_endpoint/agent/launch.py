@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
-from farcall_common.credentials import Credentials
+from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES, Credentials
 from farcall_common.environments import TYPES
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_KEPT_OUTPUT_BYTES
@@ -46,6 +46,8 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.movers import BATCH_SCHEMES
+from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.staging.places import files_directory, has_leftovers
 from farcall_endpoint.staging.plan import Staging
 from farcall_endpoint.staging.settings import Storage, TransferSettings
@@ -202,10 +204,10 @@ def run_agent(
             ),
             sweeper=Sweeper(working_dir, memory.path, config.data.sweep_settings),
             file_transfers=TransferClient(
-                functools.partial(transfer_settings, config, directory.path),
+                functools.partial(transfer_settings, config, directory),
                 poller=poller,
                 owner_or=fleet.owner_or,
-                environment=environment,
+                environment={**environment, **_globus_secrets(own_environment)},
             ),
             has_leftovers=functools.partial(has_leftovers, working_dir),
         )
@@ -244,15 +246,21 @@ def check_storages(config: Config) -> None:
             ) from error
 
 
-def transfer_settings(config: Config, directory: Path) -> TransferSettings:
+def transfer_settings(config: Config, directory: EndpointDirectory) -> TransferSettings:
     """What the transfer process of an endpoint needs to know."""
     return TransferSettings(
-        directory=str(directory / "files"),
-        working_dir=str(directory / config.engine.working_dir),
+        directory=str(directory.path / "files"),
+        working_dir=str(directory.path / config.engine.working_dir),
         cache_bytes=config.files.cache_bytes,
         storages=tuple([Storage(**msgspec.structs.asdict(each)) for each in config.files.storages]),
         is_restricted=config.data_only,
+        globus=GlobusSettings.of_config(config, directory),
     )
+
+
+def _globus_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The secret of a client of Globus, which managers do not get."""
+    return {name: environment[name] for _, name in GLOBUS_CLIENT_VARIABLES if name in environment}
 
 
 def _register(directory: EndpointDirectory, config: Config, access: Access) -> str:
@@ -324,6 +332,7 @@ def _core(
             max_transfers=config.files.max_transfers,
             silence_s=config.files.transfer_limit,
             limit_s=config.files.total_limit,
+            batch_schemes=frozenset() if config.files.globus is None else BATCH_SCHEMES,
             refusal=config.files_refusal,
             most_bytes=config.files.cache_bytes,
             jitter=random.Random(seed).random,  # noqa: S311 - nothing secret

@@ -7,10 +7,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from farcall_common.errors import did_you_mean
+from farcall_endpoint.config.globus import GlobusConfig
 from farcall_endpoint.config.section import FieldProblem, Section
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-_SCHEMES: Final = ("az", "gs", "http", "https", "s3")
+_SCHEMES: Final = ("az", "globus", "gs", "http", "https", "s3")
 _BYTES_PER_GB: Final = 10**9
 """Disks are written in GB of this size."""
 
@@ -41,8 +42,11 @@ class StorageConfig(Section, frozen=True, kw_only=True):
                 "url",
                 f"{self.url!r} is not the beginning of a URL",
                 fix=did_you_mean(scheme, _SCHEMES)
-                or f"begin with {', '.join(f'{each}://' for each in _SCHEMES)}, and a bucket, container or host",
+                or f"begin with {', '.join(f'{each}://' for each in _SCHEMES)}, and a bucket, container, host or "
+                "collection",
             )
+        if scheme == "globus" and self.options:
+            raise FieldProblem("options", "globus:// has no options", fix="remove options; files.globus is for all")
         if scheme in ("http", "https") and (self.options or self.write):
             raise FieldProblem("url", f"{scheme}:// has no options, and cannot be written", fix="remove these")
 
@@ -77,6 +81,10 @@ class FilesConfig(Section, frozen=True, kw_only=True):
             "the credentials of the endpoint's process, other tasks public https:// addresses only.",
         ),
     ] = ()
+    globus: Annotated[
+        GlobusConfig | None,
+        msgspec.Meta(description="The endpoint's own collection at Globus, for globus:// files; default: none."),
+    ] = None
 
     @property
     def cache_bytes(self) -> int | None:

@@ -48,6 +48,7 @@ def _page() -> Iterator[str]:
     [storages] = without_none(_field_type(files, "storages"))
     assert isinstance(storages, inspect.VarTupleType)
     yield from _section(_options(storages.item_type)[0], "`files.storages`, each of them")
+    yield from _section(_field(files, "globus"), "`files.globus`")
     yield from _section(_field(engine, "limits"), "`engine.limits`")
     yield from _section(_field(engine, "environments"), "`engine.environments`")
     providers = _options(_field_type(engine, "provider"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -25,6 +26,7 @@ from farcall_endpoint.diagnose import environments, machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.logs import tail
+from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.valkey import find_program
 
 _LOG_BYTES: Final = 256 * 1024
@@ -271,7 +273,22 @@ class _Gathering:
         else:
             facts["forwarder"] = reached = network.check_port(address)
             self._add_finding(reached.good, f"the forwarder at {address}: {reached.text}")
+        facts |= self._globus()
         return {name: dataclasses.asdict(value) for name, value in facts.items()}
+
+    def _globus(self) -> dict[str, network.Reached]:
+        """Whether the endpoint can copy files with Globus, if it has a collection."""
+        try:
+            settings = GlobusSettings.of_config(read_config(self._directory.config_file), self._directory)
+            if settings is None:
+                return {}
+            from farcall_endpoint.staging.globus_login import check  # here, because globus-sdk is an extra
+
+            answer = network.Reached(*check(settings, environ=self._environ))
+        except ConfigurationError as error:
+            answer = network.Reached(False, str(error))
+        self._add_finding(answer.good, f"Globus: {answer.text}")
+        return {"globus": answer}
 
     def _credentials(self) -> Credentials | None:
         try:
@@ -308,6 +325,9 @@ class _Gathering:
                     yield from path.read_text(errors="replace").split()
                 except OSError as error:
                     self._add_finding(False, f"{path} cannot be read, so its keys were not removed: {error.strerror}")
+        with contextlib.suppress(OSError, ValueError):
+            login = json.loads(self._directory.globus_login_file.read_bytes())
+            yield from (str(login[name]) for name in ("access_token", "refresh_token") if login.get(name))
 
     def _logs(self) -> Iterator[tuple[str, Path]]:
         directory = self._directory

@@ -8,9 +8,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from farcall_common.credentials import CLIENT_VARIABLES, VARIABLES
+from farcall_common.credentials import CLIENT_VARIABLES, GLOBUS_CLIENT_VARIABLES, VARIABLES
 
-SECRETS: Final = frozenset({VARIABLES["token"], *(secret for _, secret in CLIENT_VARIABLES)})
+SECRETS: Final = frozenset(
+    {VARIABLES["token"], *(secret for _, secret in (*CLIENT_VARIABLES, *GLOBUS_CLIENT_VARIABLES))}
+)
 """Credentials of the agent: no manager, no scheduler and no task gets them."""
 
 PASSED: Final = (

@@ -8,7 +8,11 @@ endpoint that runs certain functions only, reach the storages of the configurati
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
+import threading
 import urllib.parse
+from collections.abc import Callable
 from typing import Final
 
 from farcall_endpoint import outcomes
@@ -25,10 +29,15 @@ class Access:
     """Finds the mover of a file.
 
     :param settings: the storages, and whether the owner has rights of their own.
+    :param unlink: removes a file of an open directory that may be a link to a copy.
     """
 
-    def __init__(self, settings: TransferSettings) -> None:
+    def __init__(self, settings: TransferSettings, *, unlink: Callable[[int, str], None]) -> None:
         self._is_restricted = settings.is_restricted
+        self._globus = settings.globus
+        self._unlink = unlink
+        self._lock = threading.Lock()
+        self._batch_mover: BatchMover | None = None
         # The longest, which says most, comes first.
         self._storages = sorted(settings.storages, key=lambda each: -len(each.url))
         self._object_mover = functools.cache(
@@ -51,9 +60,22 @@ class Access:
             raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
         return self._object_mover(-1 if storage is None else self._storages.index(storage))
 
-    def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:  # noqa: ARG002 - for G
+    def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:
         """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""
-        raise MoveError(outcomes.file_unsupported(shown(url), "it has no configuration for this storage"))
+        if self._globus is None:
+            raise MoveError(outcomes.file_unsupported(shown(url), "it has no Globus collection (files.globus)"))
+        if self._storage(submitter, url, write=write) is None and not self._is_owner(submitter):
+            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
+        with self._lock:
+            if self._batch_mover is None:
+                if importlib.util.find_spec("globus_sdk") is None:
+                    reason = "globus-sdk is not installed there (pip install 'farcall-endpoint[globus]')"
+                    raise MoveError(outcomes.file_unsupported(shown(url), reason))
+                # Here, because it is an extra, and takes a while to load.
+                from farcall_endpoint.staging.movers.globus import GlobusMover
+
+                self._batch_mover = GlobusMover.of(self._globus, environ=os.environ, unlink=self._unlink)
+            return self._batch_mover
 
     def may_reach(self, submitter: str, url: str) -> bool:
         """Whether a submitter may reach a web address wherever it is. Others must be ``https`` and public."""

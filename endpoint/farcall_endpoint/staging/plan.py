@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import heapq
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Literal
@@ -276,11 +277,12 @@ class Staging:
         if self._no_room_until is not None:
             deadlines.append(self._no_room_until)
         deadlines += [self._due_at(each) for each in self._on_way.values()]
-        return min(deadlines, default=None)
+        return min(filter(math.isfinite, deadlines), default=None)
 
     def _due_at(self, transfer: _Transfer) -> float:
         assert transfer.started_at is not None
-        due_at = transfer.heard_at + self._silence_s
+        # A file of a batch may be silent while others of it move: its mover has the limit.
+        due_at = math.inf if self._is_batched(transfer) else transfer.heard_at + self._silence_s
         return due_at if self._limit_s is None else min(due_at, transfer.started_at + self._limit_s)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -397,7 +399,7 @@ class Staging:
                 self._enqueue(retried)
         for transfer in list(self._on_way.values()):
             if now >= self._due_at(transfer):
-                is_silent = now >= transfer.heard_at + self._silence_s
+                is_silent = not self._is_batched(transfer) and now >= transfer.heard_at + self._silence_s
                 limit_s = self._silence_s if is_silent or self._limit_s is None else self._limit_s
                 self.orders.append(orders.Cancel(transfer.number))
                 self._failed(transfer, outcomes.file_timeout(shown(transfer.use.url), limit_s), now)

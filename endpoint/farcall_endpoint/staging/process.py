@@ -16,6 +16,7 @@ import errno
 import hashlib
 import os
 import queue
+import resource
 import signal
 import socket
 import sqlite3
@@ -64,8 +65,8 @@ class Transfers:
 
     def __init__(self, settings: TransferSettings, report: Callable[[Report], None]) -> None:
         self._report = report
-        self._access = Access(settings)
         self._cache = Cache(Path(settings.directory), budget_bytes=settings.cache_bytes)
+        self._access = Access(settings, unlink=self._cache.unlink)
         self._places = TaskPlaces(Path(settings.working_dir))
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
@@ -375,6 +376,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # also if it is stopped then
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the agent gets them too, and ends this process
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files of a batch that tasks have written are open
     threading.excepthook = _end_process
     lock = threading.Lock()
     with socket.socket(fileno=os.dup(0)) as agent:

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
+
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """A storage of the configuration: the beginning of its URLs, options, and the submitters that it is open to (``*``:
@@ -34,7 +36,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     :param working_dir: of tasks.
     :param cache_bytes: budget of the cache; None: its default.
     :param is_restricted: whether tasks of the owner have no more rights than those of others.
-    :param globus: the section of the configuration, if there is one.
+    :param globus: None: the endpoint has no collection.
     """
 
     directory: str
@@ -42,4 +44,4 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int | None = None
     storages: tuple[Storage, ...] = ()
     is_restricted: bool = False
-    globus: dict[str, object] | None = None
+    globus: GlobusSettings | None = None

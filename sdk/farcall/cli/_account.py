@@ -175,7 +175,7 @@ def _log_in(
     secret = secret if chosen_id == known_id else None
     found: Mapping[str, Any] = {}
     if provider is Provider.GLOBUS:
-        from farcall.cli._globus import globus_tokens, globus_urls
+        from farcall_common.globus import globus_tokens, globus_urls
 
         scope = scope or os.environ.get("FARCALL_GLOBUS_SCOPE")
         if not scope:

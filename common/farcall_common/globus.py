@@ -1,4 +1,4 @@
-"""Globus Auth login through globus-sdk, which the extra ``farcall[globus]`` installs."""
+"""Globus Auth login through globus-sdk, which ``farcall[globus]`` and ``farcall-endpoint[globus]`` install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailab
 from farcall_common.login import Login
 
 try:
-    import globus_sdk
+    import globus_sdk as globus_sdk  # for others, who need not say that it is missing
     from globus_sdk.gare import GlobusAuthorizationParameters
     from globus_sdk.login_flows import (
         CommandLineLoginFlowEOFError,
@@ -24,7 +24,8 @@ except ModuleNotFoundError as error:
     if not (error.name or "").startswith("globus_sdk"):
         raise
     raise ConfigurationError(
-        "logging in with Globus needs globus-sdk, which is not installed", hint="pip install 'farcall[globus]'"
+        "logging in with Globus needs globus-sdk, which is not installed",
+        hint="pip install 'farcall[globus]'; for an endpoint: pip install 'farcall-endpoint[globus]'",
     ) from error
 
 
