@@ -17,6 +17,13 @@ def test_a_quick_round_of_objects_prints_all_figures() -> None:
     assert len(rows) == 29
 
 
+def test_a_quick_round_of_files_prints_all_figures() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "files", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith(("| one", "| the same", "| tasks"))]) == 6
+
+
 def test_a_quick_round_of_communication_prints_all_figures() -> None:
     command = [sys.executable, "-m", "benchmarks.data", "communication", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
