@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import api, memoization, sdk, serialization, start, warm_routing
-from benchmarks.data import objects
+from benchmarks.data import communication, files, objects
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -33,6 +33,8 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "start": start.as_table,
     "forwarder": figure_table,
     "graphs": graphs.as_tables,
+    "files": files.as_table,
+    "communication": communication.as_table,
     "objects": objects.as_table,
     "taps": taps.as_tables,
     "warm_starts": warm_starts.as_tables,
