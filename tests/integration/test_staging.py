@@ -581,6 +581,27 @@ def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer
     assert transfers.process.pid != former.pid
 
 
+def test_a_process_that_cannot_start_is_started_later(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with too many processes of the user: the agent goes on."""
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.executable", str(tmp_path / "none"))
+            transfers.client.order([orders.Make("t", "", ())])
+            assert transfers.client.next_deadline() == now  # it is reported at once
+            transfers.listen()
+        assert transfers.losses == ["the transfer process cannot be started: No such file or directory"]
+        assert transfers.client.pid is None
+        transfers.client.order([orders.Make("t", "", ())])  # as the plan does
+        transfers.listen()
+        assert transfers.client.pid is None  # not yet
+        now += 2.0
+        transfers.wait_for(orders.Made)
+        assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
+
+
 def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) -> None:
     now = 0.0
     with transfer_process(tmp_path, clock=lambda: now) as transfers:

@@ -33,6 +33,7 @@ CREATE INDEX IF NOT EXISTS copies_by_inode ON copies (inode);
 CREATE TABLE IF NOT EXISTS urls (
     owner TEXT NOT NULL, url TEXT NOT NULL, version TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (owner, url)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS urls_by_content ON urls (owner, sha256);
 """
 _OWNER: Final = "owner"
 _DRAFTS: Final = "drafts"
@@ -162,9 +163,9 @@ class Cache:
             return None
         return _Inode(found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, self._boot)
 
-    def _note(self, owner: str, sha256: str) -> None:
-        """Note how a copy is now, and that it was used."""
-        found = self._inode(self._path(owner, sha256))
+    def _note(self, owner: str, sha256: str, path: Path | None = None) -> None:
+        """Note how a copy is now, and that it was used; ``path`` is where it is if it is not in its place yet."""
+        found = self._inode(path or self._path(owner, sha256))
         if found is not None:
             self._remove_row(owner, sha256)
             row = (owner, sha256, *found, self._clock())
@@ -235,12 +236,19 @@ class Cache:
     def make_room(self) -> bool:
         """The file system is full: remove all copies that no task has. Whether there were any."""
         with self._lock:
-            return self._evict(None) > 0
+            try:
+                return self._evict(None) > 0
+            except sqlite3.OperationalError:  # no room to note that: a copy whose file is gone is not used
+                return True
 
     def _evict(self, needed_bytes: int | None) -> int:
+        """Bytes that removing copies has given back."""
+        chosen: list[tuple[str, str]] = []
         freed = 0
-        rows = self._index.execute("SELECT owner, sha256, size_bytes FROM copies ORDER BY used_at").fetchall()
-        for owner, sha256, size_bytes in rows:
+        # Not all rows are read: with many copies, that would take longer than the transfer that needs the room.
+        for owner, sha256, size_bytes in self._index.execute(
+            "SELECT owner, sha256, size_bytes FROM copies ORDER BY used_at"
+        ):
             if needed_bytes is not None and freed >= needed_bytes:
                 break
             if (owner, sha256) in self._pinned:
@@ -250,8 +258,10 @@ class Cache:
             except OSError:
                 is_linked = False
             if not is_linked:
-                self._drop(owner, sha256)
+                chosen.append((owner, sha256))
                 freed += _taken(size_bytes)
+        for owner, sha256 in chosen:
+            self._drop(owner, sha256)
         return freed
 
     def add(self, submitter: str, draft: Path, sha256: str) -> None:
@@ -261,6 +271,7 @@ class Cache:
         draft.chmod(0o444)
         with self._lock:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._note(owner, sha256, draft)  # first: a copy that the index does not have would never be removed
             draft.rename(path)
             self._note(owner, sha256)
 

@@ -172,6 +172,7 @@ class Transfers:
         if isinstance(error, MoveError):
             return error.record
         if isinstance(error, sqlite3.OperationalError):
+            self._cache.make_room()
             return outcomes.files_no_room(f"{url}: the index of the endpoint's copies: {error}")
         if not isinstance(error, OSError):
             traceback.print_exception(error)
