@@ -89,10 +89,22 @@ def test_room_for_a_file_does_not_take_longer_with_many_copies(tmp_path: Path) -
     assert steps_with(1000) < 2 * steps_with(100)
 
 
-def test_copies_go_although_the_index_has_no_room_to_note_it(tmp_path: Path) -> None:
+def test_signed_urls_of_one_content_do_not_fill_the_index(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for number in range(2500):
+        cache.remember("", f"https://lab/file?signature={number}", "1", "content")
+    known = [each for each in range(2500) if cache.known("", f"https://lab/file?signature={each}", "1")]
+    assert known[-1] == 2499
+    assert len(known) <= 1000
+    cache.close()
+
+
+def test_copies_are_used_and_go_although_the_index_has_no_room_to_note_it(tmp_path: Path) -> None:
     cache = Cache(tmp_path, budget_bytes=10 * 4096)
     sha256 = put(cache, 1, b"first")
     cache._index.execute("PRAGMA query_only = ON").fetchall()  # each statement that writes fails, as with a full disk
+    with cache.using("", sha256) as found:
+        assert found is not None
     assert cache.make_room()
     assert copies(tmp_path) == set()
     cache._index.execute("PRAGMA query_only = OFF").fetchall()

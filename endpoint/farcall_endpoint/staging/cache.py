@@ -43,6 +43,8 @@ _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
 """So much room a file of unknown size gets at a time."""
 _LEAST_BYTES: Final = 4096
+_MOST_URLS: Final = 1000
+"""Of one content: each signed URL is another one."""
 
 
 class _Inode(NamedTuple):
@@ -127,7 +129,8 @@ class Cache:
                 yield None
                 return
             yield self._path(owner, sha256), size_bytes
-            with self._lock:  # a link changes the inode
+            # A link changes the inode; if there is no room to note that, the copy is read before its next use.
+            with self._lock, contextlib.suppress(sqlite3.OperationalError):
                 self._note(owner, sha256)
         finally:
             with self._lock:
@@ -167,20 +170,19 @@ class Cache:
         """Note how a copy is now, and that it was used; ``path`` is where it is if it is not in its place yet."""
         found = self._inode(path or self._path(owner, sha256))
         if found is not None:
-            self._remove_row(owner, sha256)
+            query = "SELECT size_bytes FROM copies WHERE owner = ? AND sha256 = ?"
+            former = self._index.execute(query, (owner, sha256)).fetchone()
+            # One statement: a copy that was in the index is there, also if this process ends, or the disk is full.
             row = (owner, sha256, *found, self._clock())
-            self._index.execute("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._used_bytes += _taken(found.size_bytes)
-
-    def _remove_row(self, owner: str, sha256: str) -> None:
-        query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
-        for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
-            self._used_bytes -= _taken(size_bytes)
+            self._index.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._used_bytes += _taken(found.size_bytes) - (_taken(former[0]) if former else 0)
 
     def _drop(self, owner: str, sha256: str) -> None:
         with self._lock:
             self._path(owner, sha256).unlink(missing_ok=True)
-            self._remove_row(owner, sha256)
+            query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
+            for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
+                self._used_bytes -= _taken(size_bytes)
             self._index.execute("DELETE FROM urls WHERE owner = ? AND sha256 = ?", (owner, sha256))
 
     def unlink(self, directory: int, name: str) -> None:
@@ -278,8 +280,13 @@ class Cache:
     def remember(self, submitter: str, url: str, version: str, sha256: str) -> None:
         """Note which content a version of a file has."""
         if version:
+            owner = _name(submitter)
+            row = (owner, url, version, sha256)
+            of_content = "FROM urls WHERE owner = ? AND sha256 = ?"
             with self._lock:
-                row = (_name(submitter), url, version, sha256)
+                (known,) = self._index.execute(f"SELECT count(*) {of_content}", (owner, sha256)).fetchone()
+                if known >= _MOST_URLS:
+                    self._index.execute(f"DELETE {of_content}", (owner, sha256))
                 self._index.execute("INSERT OR REPLACE INTO urls VALUES (?, ?, ?, ?)", row)
 
     def _path(self, owner: str, sha256: str) -> Path:
