@@ -20,7 +20,7 @@ def remove_tree(name: str, *, below: int | None = None) -> bool:
     with contextlib.suppress(OSError, RecursionError):
         shutil.rmtree(name, ignore_errors=True, dir_fd=below)
     with contextlib.suppress(OSError):
-        _make_accessible(name, below)
+        make_accessible(name, below)
         descriptor = os.open(name, _DIRECTORY, dir_fd=below)
         try:
             _empty(descriptor)
@@ -46,12 +46,12 @@ def _empty(directory: int) -> None:
                 has_removed = True
                 continue
             with contextlib.suppress(OSError):
-                _make_accessible(name, directory)
+                make_accessible(name, directory)
                 inner = os.open(name, _DIRECTORY, dir_fd=directory)
                 try:
                     for each in os.listdir(inner):  # noqa: PTH208
                         if not _unlink(each, inner):
-                            _make_accessible(each, inner)  # its entry ".." changes, too
+                            make_accessible(each, inner)  # its entry ".." changes, too
                             number += 1
                             os.rename(each, f".moved-{number}", src_dir_fd=inner, dst_dir_fd=directory)
                 finally:
@@ -71,7 +71,7 @@ def _unlink(name: str, directory: int) -> bool:
     return True
 
 
-def _make_accessible(name: str, below: int | None) -> None:
+def make_accessible(name: str, below: int | None) -> None:
     """Let this user enter and change a directory, whatever mode a task has given it."""
     descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
     try:

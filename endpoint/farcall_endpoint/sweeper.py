@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from farcall_endpoint.removal import remove_tree
+from farcall_endpoint.removal import make_accessible, remove_tree
 from farcall_endpoint.worker.directories import SUBMITTERS
 from farcall_endpoint.worker.places import SHARED
 
@@ -282,7 +282,12 @@ def _delete(file: StoredFile, top: int) -> bool:
         name = file.path[-1]
         if os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime != file.used_at:
             return False
-        (os.rmdir if file.is_directory else os.unlink)(name, dir_fd=directory)
+        remove = os.rmdir if file.is_directory else os.unlink
+        try:
+            remove(name, dir_fd=directory)
+        except PermissionError:  # a directory that was copied or unpacked as read-only
+            os.fchmod(directory, stat.S_IRWXU)
+            remove(name, dir_fd=directory)
         return True
     return False
 
@@ -317,7 +322,12 @@ def _opened(name: str, below: int | None = None) -> Iterator[int | None]:
 
 def _open(name: str, below: int | None) -> int | None:
     """A directory, which is no link if it is below another one; None if there is none."""
-    try:
-        return os.open(name, _DIRECTORY if below is not None else _DIRECTORY & ~os.O_NOFOLLOW, dir_fd=below)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError):
+        if below is None:
+            return os.open(name, _DIRECTORY & ~os.O_NOFOLLOW)
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=below)
+        except PermissionError:  # whatever mode a task has given it, what is in it counts
+            make_accessible(name, below)
+            return os.open(name, _DIRECTORY, dir_fd=below)
+    return None

@@ -25,6 +25,7 @@ from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.isolation import bubblewrap, landlock
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.images import DEBIAN, image
+from tests.support.ordinary_user import as_ordinary_user
 from tests.waiting import wait_until
 
 ALICE = "018f0000-0000-7000-8000-00000000000a"
@@ -266,6 +267,30 @@ def test_a_memory_file_system_that_is_full_or_read_only(options: str, tmp_path: 
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "(None, True)\n", done.stderr
+
+
+def test_old_files_in_directories_without_rights_are_deleted(tmp_path: Path) -> None:
+    """Programs copy and unpack directories with their modes."""
+    tmp_path.chmod(0o777)
+    program = (
+        "import os, pathlib, sys\n"
+        "from farcall_endpoint.sweeper import Sweeper, SweepSettings\n"
+        "assert os.geteuid() != 0\n"
+        "top = pathlib.Path(sys.argv[1], 'work', '.farcall-shared')\n"
+        "for name, mode in (('read-only', 0o555), ('closed', 0)):\n"
+        "    (top / name / 'inner').mkdir(parents=True)\n"
+        "    (top / name / 'inner' / 'file').write_bytes(bytes(10_000))\n"
+        "    os.utime(top / name / 'inner' / 'file', (0, 0))\n"
+        "    (top / name / 'inner').chmod(mode)\n"
+        "    (top / name).chmod(mode)\n"
+        "Sweeper(top.parent, None, SweepSettings()).sweep()\n"
+        "print(sorted(each.name for each in top.rglob('*')))\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(
+        as_ordinary_user(command, reachable=[Path.cwd(), tmp_path]), capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "['closed', 'inner', 'inner', 'read-only']\n", done.stderr
 
 
 def write_old_objects() -> list[str]:

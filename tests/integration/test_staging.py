@@ -9,6 +9,8 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -579,6 +581,56 @@ def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer
     assert "exit code -9" in transfers.losses[0]
     assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
     assert transfers.process.pid != former.pid
+
+
+def test_a_defect_of_a_batch_is_the_end_of_its_files_only(tmp_path: Path) -> None:
+    program = (
+        "import queue, sys\n"
+        "from farcall_common.staged_files import FileUse\n"
+        "from farcall_endpoint.staging import orders, process\n"
+        "from farcall_endpoint.staging.settings import TransferSettings\n"
+        "class Broken:\n"
+        "    def stat_many(self, urls):\n"
+        "        raise KeyError('version')\n"
+        "process.Access.batch_mover = lambda *_, **__: Broken()\n"
+        "reports = queue.Queue()\n"
+        "settings = TransferSettings(directory=sys.argv[1] + '/files', working_dir=sys.argv[1])\n"
+        "transfers = process.Transfers(settings, reports.put)\n"
+        "process.threading.excepthook = process._end_process\n"
+        "for number in (1, 2):\n"
+        "    transfers.perform(orders.Fetch(number, '', FileUse(f'globus://c/{number}'), ('t',)))\n"
+        "transfers.begin_batch()\n"
+        "for report in (reports.get(), reports.get()):\n"
+        "    print(report.number, report.error['code'], report.error['message'])\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["1", "FILE_UNREACHABLE"],
+        ["2", "FILE_UNREACHABLE"],
+    ], done.stderr
+    assert "KeyError: 'version'" in done.stdout
+
+
+def test_a_process_that_cannot_start_is_started_later(
+    tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with too many processes of the user: the agent goes on."""
+    now = 0.0
+    with transfer_process(tmp_path, clock=lambda: now) as transfers:
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.executable", str(tmp_path / "none"))
+            transfers.client.order([orders.Make("t", "", ())])
+            assert transfers.client.next_deadline() == now  # it is reported at once
+            transfers.listen()
+        assert transfers.losses == ["the transfer process cannot be started: No such file or directory"]
+        assert transfers.client.pid is None
+        transfers.client.order([orders.Make("t", "", ())])  # as the plan does
+        transfers.listen()
+        assert transfers.client.pid is None  # not yet
+        now += 2.0
+        transfers.wait_for(orders.Made)
+        assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
 
 
 def test_a_process_that_is_silent_is_replaced(tmp_path: Path, web: WebServer) -> None:

@@ -396,6 +396,9 @@ def test_files_are_copied_unless_the_owner_or_the_provider_forbids_it() -> None:
     [
         ("files: {storages: [{url: lab}]}", "files.storages[0]: 'lab' is not the beginning of a URL"),
         ("files: {storages: [{url: 's3:///raw'}]}", "is not the beginning of a URL"),
+        ("files: {storages: [{url: 's3://lab/*'}]}", "has *, ? or #"),
+        ("files: {storages: [{url: 'https://lab.org/raw?version=1'}]}", "has *, ? or #"),
+        ("files: {storages: [{url: 'https://Lab.org'}]}", "(Write lab.org.)"),
         ("files: {storages: [{url: 'https://lab', write: true}]}", "https:// has no options, and cannot be written"),
         ("files: {storages: [{url: 's3://lab', option: {}}]}", "Did you mean `options`?"),
         ("files: {cache: 0}", "files.cache"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -15,7 +16,7 @@ import pytest
 from farcall_common.environments import TYPES
 from farcall_common.event_log import EventLog, read_events
 from farcall_endpoint.agent.connection import ApiAnswered, ConnectionLost, Event, for_log
-from farcall_endpoint.config import Config, write_config
+from farcall_endpoint.config import Config, read_config, write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
 from farcall_endpoint.diagnose.environments import environments, findings
 from farcall_endpoint.diagnose.network import check_port, last_address
@@ -164,6 +165,21 @@ def test_reports_contain_no_planted_secret(home: Path) -> None:
     assert "SLURM_JWT_TOKEN" in report.files["environment.json"]
     assert "export DB_PASSWORD=<removed>" in report.files["config.yaml"]
     assert "the key is <removed>" in report.files["logs/manager-n1-7.log"]
+
+
+def test_disks_of_the_files_of_tasks(home: Path) -> None:
+    directory = EndpointDirectory.of(home, "lab")
+    options: dict[str, Any] = {"home": home, "environ": {}, "with_network": False, "with_environments": False}
+    working_dir = directory.path / read_config(directory.config_file).engine.working_dir
+    working_dir.mkdir()
+    report = gather(directory, **options)
+    assert [each["path"] for each in json.loads(report.files["disk.json"]) if each["name"] == "working_dir"] == [
+        str(working_dir)
+    ]
+    assert "different file systems" not in report.files["findings.txt"]
+    working_dir.rmdir()
+    working_dir.symlink_to("/proc")
+    assert "different file systems" in gather(directory, **options).files["findings.txt"]
 
 
 def test_report_has_the_requested_parts(home: Path) -> None:

@@ -243,6 +243,24 @@ def test_a_failure_that_may_pass_is_tried_again_five_times_in_all() -> None:
     assert driver.plan.next_deadline() is None
 
 
+def test_what_a_task_has_written_is_tried_again_for_a_quarter_of_an_hour() -> None:
+    driver = Driver(jitter=lambda: 0.0)
+    driver.stage_out("t", OUT)
+    tries = 0
+    while not (errors := driver.errors()):
+        [store] = [each for each in driver.given() if isinstance(each, orders.Store)]
+        driver.hear(orders.Failed(store.number, AWAY))
+        tries += 1
+        driver.now = driver.plan.next_deadline() or driver.now
+    assert errors == {"t": "FILE_UNREACHABLE"}
+    assert 900 <= driver.now <= 930
+    assert tries == 36
+    driver.stage_out("u", OUT)
+    [store] = [each for each in driver.given() if isinstance(each, orders.Store)]
+    driver.hear(orders.Failed(store.number, MISSING))
+    assert driver.errors() == {"u": "FILE_NOT_FOUND"}, "what stays is not tried again"
+
+
 def test_a_failure_that_stays_fails_the_tasks_that_wait_and_not_those_that_came_later() -> None:
     driver = Driver()
     driver.stage_in("early", IN, FileUse("s3://lab/raw/b"))

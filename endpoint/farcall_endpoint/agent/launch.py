@@ -242,7 +242,8 @@ def check_storages(config: Config) -> None:
         except ValueError as error:
             raise ConfigurationError(
                 f"files.storages[{number}].options: {error}",
-                hint="The options are those of obstore: region, endpoint, access_key_id, secret_access_key, ...",
+                hint="The options are those of obstore: region, endpoint, access_key_id, secret_access_key, ...; $NAME "
+                "is a variable of the environment in which the endpoint is started.",
             ) from error
 
 

@@ -45,6 +45,13 @@ class StorageConfig(Section, frozen=True, kw_only=True):
                 or f"begin with {', '.join(f'{each}://' for each in _SCHEMES)}, and a bucket, container, host or "
                 "collection",
             )
+        if self.url.endswith("*") or "?" in self.url or "#" in self.url:
+            raise FieldProblem(
+                "url", f"{self.url!r} has *, ? or #", fix="end with a bucket or a folder; it has all files below that"
+            )
+        host = rest.partition("/")[0]
+        if scheme in ("http", "https") and host != host.lower():
+            raise FieldProblem("url", f"{host!r} is not in lower case", fix=f"write {host.lower()}")
         if scheme == "globus" and self.options:
             raise FieldProblem("options", "globus:// has no options", fix="remove options; files.globus is for all")
         if scheme in ("http", "https") and (self.options or self.write):

@@ -25,6 +25,7 @@ from farcall_endpoint.config import Config, LocalProviderConfig, check_binds, re
 from farcall_endpoint.diagnose import environments, machine, network
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.isolation.paths import SHARED_MEMORY
 from farcall_endpoint.logs import tail
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.valkey import find_program
@@ -249,7 +250,21 @@ class _Gathering:
         return facts
 
     def _disk(self) -> list[dict[str, Any]]:
-        found = machine.disks({"endpoint": self._directory.path, "home": self._home, "temporary": machine.temporary()})
+        places = {"endpoint": self._directory.path, "home": self._home, "temporary": machine.temporary()}
+        with contextlib.suppress(ConfigurationError):
+            working_dir = self._directory.path / read_config(self._directory.config_file).engine.working_dir
+            if working_dir.is_dir():
+                places["working_dir"] = working_dir
+                if working_dir.stat().st_dev != self._directory.path.stat().st_dev:
+                    self._add_finding(
+                        None,
+                        f"each task gets a copy of each file that it reads, as {working_dir} and "
+                        f"{self._directory.path} are on different file systems",
+                    )
+        memory = Path(SHARED_MEMORY)
+        if memory.is_dir():
+            places["memory"] = memory
+        found = machine.disks(places)
         for disk in found:
             if disk["free_share"] < machine.SCARCE:
                 self._add_finding(False, f"{disk['path']} is nearly full: {disk['free_bytes'] // 2**20} MiB are free")

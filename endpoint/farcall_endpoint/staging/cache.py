@@ -33,6 +33,7 @@ CREATE INDEX IF NOT EXISTS copies_by_inode ON copies (inode);
 CREATE TABLE IF NOT EXISTS urls (
     owner TEXT NOT NULL, url TEXT NOT NULL, version TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (owner, url)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS urls_by_content ON urls (owner, sha256);
 """
 _OWNER: Final = "owner"
 _DRAFTS: Final = "drafts"
@@ -42,6 +43,8 @@ _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
 """So much room a file of unknown size gets at a time."""
 _LEAST_BYTES: Final = 4096
+_MOST_URLS: Final = 1000
+"""Of one content: each signed URL is another one."""
 
 
 class _Inode(NamedTuple):
@@ -126,7 +129,8 @@ class Cache:
                 yield None
                 return
             yield self._path(owner, sha256), size_bytes
-            with self._lock:  # a link changes the inode
+            # A link changes the inode; if there is no room to note that, the copy is read before its next use.
+            with self._lock, contextlib.suppress(sqlite3.OperationalError):
                 self._note(owner, sha256)
         finally:
             with self._lock:
@@ -162,24 +166,23 @@ class Cache:
             return None
         return _Inode(found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, self._boot)
 
-    def _note(self, owner: str, sha256: str) -> None:
-        """Note how a copy is now, and that it was used."""
-        found = self._inode(self._path(owner, sha256))
+    def _note(self, owner: str, sha256: str, path: Path | None = None) -> None:
+        """Note how a copy is now, and that it was used; ``path`` is where it is if it is not in its place yet."""
+        found = self._inode(path or self._path(owner, sha256))
         if found is not None:
-            self._remove_row(owner, sha256)
+            query = "SELECT size_bytes FROM copies WHERE owner = ? AND sha256 = ?"
+            former = self._index.execute(query, (owner, sha256)).fetchone()
+            # One statement: a copy that was in the index is there, also if this process ends, or the disk is full.
             row = (owner, sha256, *found, self._clock())
-            self._index.execute("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._used_bytes += _taken(found.size_bytes)
-
-    def _remove_row(self, owner: str, sha256: str) -> None:
-        query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
-        for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
-            self._used_bytes -= _taken(size_bytes)
+            self._index.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._used_bytes += _taken(found.size_bytes) - (_taken(former[0]) if former else 0)
 
     def _drop(self, owner: str, sha256: str) -> None:
         with self._lock:
             self._path(owner, sha256).unlink(missing_ok=True)
-            self._remove_row(owner, sha256)
+            query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
+            for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
+                self._used_bytes -= _taken(size_bytes)
             self._index.execute("DELETE FROM urls WHERE owner = ? AND sha256 = ?", (owner, sha256))
 
     def unlink(self, directory: int, name: str) -> None:
@@ -235,12 +238,19 @@ class Cache:
     def make_room(self) -> bool:
         """The file system is full: remove all copies that no task has. Whether there were any."""
         with self._lock:
-            return self._evict(None) > 0
+            try:
+                return self._evict(None) > 0
+            except sqlite3.OperationalError:  # no room to note that: a copy whose file is gone is not used
+                return True
 
     def _evict(self, needed_bytes: int | None) -> int:
+        """Bytes that removing copies has given back."""
+        chosen: list[tuple[str, str]] = []
         freed = 0
-        rows = self._index.execute("SELECT owner, sha256, size_bytes FROM copies ORDER BY used_at").fetchall()
-        for owner, sha256, size_bytes in rows:
+        # Not all rows are read: with many copies, that would take longer than the transfer that needs the room.
+        for owner, sha256, size_bytes in self._index.execute(
+            "SELECT owner, sha256, size_bytes FROM copies ORDER BY used_at"
+        ):
             if needed_bytes is not None and freed >= needed_bytes:
                 break
             if (owner, sha256) in self._pinned:
@@ -250,8 +260,10 @@ class Cache:
             except OSError:
                 is_linked = False
             if not is_linked:
-                self._drop(owner, sha256)
+                chosen.append((owner, sha256))
                 freed += _taken(size_bytes)
+        for owner, sha256 in chosen:
+            self._drop(owner, sha256)
         return freed
 
     def add(self, submitter: str, draft: Path, sha256: str) -> None:
@@ -261,14 +273,20 @@ class Cache:
         draft.chmod(0o444)
         with self._lock:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._note(owner, sha256, draft)  # first: a copy that the index does not have would never be removed
             draft.rename(path)
             self._note(owner, sha256)
 
     def remember(self, submitter: str, url: str, version: str, sha256: str) -> None:
         """Note which content a version of a file has."""
         if version:
+            owner = _name(submitter)
+            row = (owner, url, version, sha256)
+            of_content = "FROM urls WHERE owner = ? AND sha256 = ?"
             with self._lock:
-                row = (_name(submitter), url, version, sha256)
+                (known,) = self._index.execute(f"SELECT count(*) {of_content}", (owner, sha256)).fetchone()
+                if known >= _MOST_URLS:
+                    self._index.execute(f"DELETE {of_content}", (owner, sha256))
                 self._index.execute("INSERT OR REPLACE INTO urls VALUES (?, ?, ?, ?)", row)
 
     def _path(self, owner: str, sha256: str) -> Path:

@@ -71,7 +71,7 @@ class TransferClient:
         self._due: set[tuple[str, object]] = set()  # answers
         self._heard_at = self._idle_since = 0.0
         self._has_spoken = self._is_asked = False
-        self._unusable = ""
+        self._unusable = self._not_started = ""
         self._backoff = Backoff(first_s=1.0, most_s=60.0)
         self._start_at = 0.0
 
@@ -108,12 +108,22 @@ class TransferClient:
             self._start()
 
     def _start(self) -> None:
-        here, there = socket.socketpair()
         command = [sys.executable, "-P", "-m", _PROCESS]
-        with there:
-            self._process = subprocess.Popen(
-                command, stdin=there.fileno(), stdout=subprocess.DEVNULL, env=self._environment, start_new_session=True
-            )
+        with contextlib.ExitStack() as opened:
+            try:
+                here, there = map(opened.enter_context, socket.socketpair())
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=there.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:  # too many processes or open files: other tasks go on
+                self._not_started = f"the transfer process cannot be started: {error.strerror}"
+                return
+            opened.pop_all()
+            there.close()
         here.setblocking(False)
         self._socket = here
         self._unusable = ""
@@ -136,7 +146,7 @@ class TransferClient:
         if self._socket is None and not self._unsent:
             return [], ""
         reports: list[Report] = []
-        lost = ""
+        lost, self._not_started = self._not_started, ""
         now = self._clock()
         if self._socket is not None:
             has_ended = self._read(reports)
@@ -154,10 +164,12 @@ class TransferClient:
                     lost = "the transfer process did not answer"
             elif self._unsent:
                 self._send()
+        elif lost:
+            self._unsent.clear()
         if lost:
             if not self._due:
                 return reports, ""
-            _logger.error("%s: it is replaced", lost)
+            _logger.error("%s: another one is started", lost)
             self._due.clear()
             self._start_at = now + self._backoff.next_s()
             return reports, lost
@@ -209,6 +221,8 @@ class TransferClient:
 
     def next_deadline(self) -> float | None:
         """When :meth:`receive` has something to do without a report."""
+        if self._not_started:
+            return self._heard_at
         if self._socket is None:
             return self._start_at if self._unsent else None
         return self._silent_at() if self._due else self._idle_since + self._idle_s

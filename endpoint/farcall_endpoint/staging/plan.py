@@ -33,6 +33,8 @@ MOST_ROWS: Final = 100
 _MOST_ACTIVE: Final = 20_000
 """Files of the tasks that are staged at a time, unless one task has more: each takes memory here."""
 _TRIES: Final = 5
+_STORE_RETRY_S: Final = 900.0
+"""For so long it is tried to store a file while that may pass: with it the work of a task would be lost."""
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
 _ROOM_WAIT_S: Final = 60.0
@@ -142,7 +144,8 @@ class _Staged:
 @dataclasses.dataclass(slots=True, eq=False)
 class _Transfer:
     """A file that waits or is on its way, for these tasks and their numbers of it. ``late``: those that came after its
-    look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``."""
+    look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``. ``failed_at``: for the first
+    time, of a file that is stored."""
 
     number: int
     submitter: str
@@ -151,6 +154,7 @@ class _Transfer:
     tasks: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
     late: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
     started_at: float | None = None
+    failed_at: float | None = None
     heard_at: float = 0.0
     bytes_done: int = 0
     is_queued: bool = False
@@ -549,7 +553,10 @@ class Staging:
         self.failures.append(record.message)
         if record.code == outcomes.files_no_room.code and self._make_room(transfer, record, now):
             return
-        if record.retryable and transfer.backoff.failures + 1 < _TRIES:
+        if transfer.use.mode == "w" and transfer.failed_at is None:
+            transfer.failed_at = now
+        may_retry_until = -math.inf if transfer.failed_at is None else transfer.failed_at + _STORE_RETRY_S
+        if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < may_retry_until):
             self._retry(transfer, record.message, now + transfer.backoff.next_s())
             return
         lost, transfer.tasks = transfer.tasks, []

@@ -172,6 +172,7 @@ class Transfers:
         if isinstance(error, MoveError):
             return error.record
         if isinstance(error, sqlite3.OperationalError):
+            self._cache.make_room()
             return outcomes.files_no_room(f"{url}: the index of the endpoint's copies: {error}")
         if not isinstance(error, OSError):
             traceback.print_exception(error)
@@ -270,9 +271,24 @@ class Transfers:
 
             self._attempt(order, find)
         for mover, some in by_mover.items():
-            self._move_with(mover, some)
+            try:
+                self._move_with(mover, some)
+            except Exception as error:  # noqa: BLE001 - a defect, as in _attempt: files of other movers go on
+                for order in some:
+                    self._fail(order, error)
         with self._lock:
             self._running -= 1
+
+    def _fail(self, order: orders.Fetch | orders.Store, error: Exception) -> None:
+        """A transfer ends with an error, if it has not ended before."""
+        with self._lock:
+            is_over = order.number not in self._threads
+        if not is_over:
+
+            def fail() -> Report:
+                raise error
+
+            self._attempt(order, fail)
 
     def _is_here(self, order: orders.Fetch | orders.Store) -> bool:
         """Whether the cache has a file that is named by its content; then its transfer has ended."""

@@ -1,0 +1,113 @@
+"""The cache of files: what a killed process leaves, a full disk, and many copies."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from farcall_endpoint.staging.cache import Cache
+
+KILLED = """
+import hashlib, os, pathlib, signal, sys
+from farcall_endpoint.staging.cache import Cache
+
+def rename(path, target):
+    if sys.argv[2] == "after":
+        os.rename(path, target)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+cache = Cache(pathlib.Path(sys.argv[1]))
+pathlib.Path.rename = rename
+with cache.draft("", 1, 5) as draft:
+    draft.write_bytes(b"first")
+    cache.add("", draft, hashlib.sha256(b"first").hexdigest())
+"""
+
+
+def put(cache: Cache, number: int, content: bytes) -> str:
+    """Let a file be in the cache; its SHA-256."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    with cache.draft("", number, len(content)) as draft:
+        draft.write_bytes(content)
+        cache.add("", draft, sha256)
+    cache.remember("", f"s3://lab/{number}", "1", sha256)
+    return sha256
+
+
+def copies(directory: Path) -> set[str]:
+    """The files of the owner's copies."""
+    return {each.name for each in (directory / "owner").glob("??/*")}
+
+
+def killed(directory: Path, when: str) -> None:
+    """A process adds a copy, and is killed when that gets its name."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(directory), when], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+def test_a_copy_of_a_killed_process_is_known_and_makes_room(tmp_path: Path) -> None:
+    killed(tmp_path, "after")
+    first = hashlib.sha256(b"first").hexdigest()
+    assert copies(tmp_path) == {first}
+    cache = Cache(tmp_path, budget_bytes=4096)
+    second = put(cache, 2, b"second")
+    assert copies(tmp_path) == {second}
+    cache.close()
+
+
+def test_a_copy_that_a_killed_process_did_not_finish_is_none(tmp_path: Path) -> None:
+    killed(tmp_path, "before")
+    cache = Cache(tmp_path, budget_bytes=4096)
+    with cache.using("", hashlib.sha256(b"first").hexdigest()) as found:
+        assert found is None
+    put(cache, 2, b"second")
+    cache.close()
+
+
+def test_room_for_a_file_does_not_take_longer_with_many_copies(tmp_path: Path) -> None:
+    """Counted in steps of SQLite's virtual machine."""
+
+    def steps_with(copies: int) -> int:
+        cache = Cache(tmp_path / str(copies), budget_bytes=copies * 4096)
+        for number in range(copies):
+            put(cache, number, b"%d" % number)
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+
+        cache._index.set_progress_handler(count, 1)
+        for number in range(copies, copies + 5):
+            put(cache, number, b"%d" % number)
+        cache.close()
+        return steps
+
+    assert steps_with(1000) < 2 * steps_with(100)
+
+
+def test_signed_urls_of_one_content_do_not_fill_the_index(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    for number in range(2500):
+        cache.remember("", f"https://lab/file?signature={number}", "1", "content")
+    known = [each for each in range(2500) if cache.known("", f"https://lab/file?signature={each}", "1")]
+    assert known[-1] == 2499
+    assert len(known) <= 1000
+    cache.close()
+
+
+def test_copies_are_used_and_go_although_the_index_has_no_room_to_note_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, budget_bytes=10 * 4096)
+    sha256 = put(cache, 1, b"first")
+    cache._index.execute("PRAGMA query_only = ON").fetchall()  # each statement that writes fails, as with a full disk
+    with cache.using("", sha256) as found:
+        assert found is not None
+    assert cache.make_room()
+    assert copies(tmp_path) == set()
+    cache._index.execute("PRAGMA query_only = OFF").fetchall()
+    with cache.using("", sha256) as found:
+        assert found is None
+    cache.close()
