@@ -21,6 +21,7 @@ from moto.server import ThreadedMotoServer
 
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.cache import Cache
 from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
@@ -337,6 +338,12 @@ def test_others_reach_the_storages_that_are_open_to_them_and_nothing_else(
         "https://127.0.0.1/data",
         "https://[::1]/data",
         "https://[::ffff:127.0.0.1]/data",
+        "https://[::127.0.0.1]/data",
+        "https://[::ffff:0:10.0.0.1]/data",
+        "https://[64:ff9b::169.254.169.254]/data",
+        "https://[64:ff9b:1::10.0.0.1]/data",
+        "https://[2002:a00:1::1]/data",
+        "https://[fec0::1]/data",
         "https://169.254.169.254/latest/meta-data",
         "https://10.0.0.1/data",
         "https://localhost/data",
@@ -486,6 +493,16 @@ def test_the_copy_that_was_not_used_for_longest_goes_and_none_that_a_task_has(tm
         transfers.move(files[2], "t")
         assert [copy.name for copy in transfers.copies()] == sorted([files[0].sha256, files[2].sha256])
         assert transfers.code(of(web, "/large", bytes(1_000_001)), "t") == "FILES_TOO_LARGE"
+
+
+def test_the_index_does_not_grow_with_the_urls_of_one_content(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "files")
+    urls = [f"https://host/{number}" for number in range(1000)]
+    for url in urls:
+        cache.remember("", url, "1", sha256(b""))
+    assert cache.known("", urls[-1], "1") == sha256(b"")
+    assert len([url for url in urls if cache.known("", url, "1")]) <= 100
+    cache.close()
 
 
 def test_a_file_of_unknown_size_stays_within_the_room(tmp_path: Path, web: WebServer) -> None:

@@ -33,6 +33,7 @@ CREATE INDEX IF NOT EXISTS copies_by_inode ON copies (inode);
 CREATE TABLE IF NOT EXISTS urls (
     owner TEXT NOT NULL, url TEXT NOT NULL, version TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (owner, url)
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS urls_by_copy ON urls (owner, sha256);
 """
 _OWNER: Final = "owner"
 _DRAFTS: Final = "drafts"
@@ -42,6 +43,8 @@ _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
 """So much room a file of unknown size gets at a time."""
 _LEAST_BYTES: Final = 4096
+_MOST_URLS: Final = 100
+"""Of one copy: the budget does not count the index."""
 
 
 class _Inode(NamedTuple):
@@ -270,6 +273,10 @@ class Cache:
             with self._lock:
                 row = (_name(submitter), url, version, sha256)
                 self._index.execute("INSERT OR REPLACE INTO urls VALUES (?, ?, ?, ?)", row)
+                of_copy = "FROM urls WHERE owner = ? AND sha256 = ?"
+                [(count,)] = self._index.execute(f"SELECT COUNT(*) {of_copy}", (row[0], sha256)).fetchall()
+                if count > _MOST_URLS:
+                    self._index.execute(f"DELETE {of_copy} AND url != ?", (row[0], sha256, url))
 
     def _path(self, owner: str, sha256: str) -> Path:
         return self._directory / owner / sha256[:2] / sha256
