@@ -95,7 +95,7 @@ def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memory
         if not opener.eof:
             raise DeserializationError(f"The list of files is cut, or has more than {MAX_LIST_BYTES:,} bytes.")
         uses = _decode(opened)
-    except (binascii.Error, zlib.error, msgspec.DecodeError) as error:
+    except (binascii.Error, zlib.error, msgspec.DecodeError, RecursionError) as error:
         raise DeserializationError(f"The list of files cannot be read: {error}.") from error
     if twice := _twice(uses):
         raise DeserializationError(f"The list of files has {shown(twice)} twice.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -506,11 +508,13 @@ def test_a_list_that_cannot_be_staged_is_refused(uses: Sequence[FileUse], option
     assert found.code == code
 
 
+ENTRY = b"\x95\xa6s3://a\xa1r\xc0\xa0"  # the beginning of an array of five
+DEEP = b"fl\n" + base64.b64encode(zlib.compress(b"\x91" + ENTRY + b"\x91" * 100_000 + b"\xc0")) + b"\n"
 HUGE = pack_files([FileUse("s3://lab/a", size_bytes=2**64 - 1)], b"")
 """Of several such, a report could not have the sum."""
 
 
-@pytest.mark.parametrize("payload", [b"fl\nx\n", b"fl\n", b"fl\n!!!\n", pack_files([IN], b"")[:-9], HUGE])
+@pytest.mark.parametrize("payload", [b"fl\nx\n", b"fl\n", b"fl\n!!!\n", pack_files([IN], b"")[:-9], HUGE, DEEP])
 def test_a_list_that_is_none_is_refused(payload: bytes) -> None:
     found = read_files(payload)
     assert isinstance(found, ErrorRecord)

@@ -33,7 +33,7 @@ MOST_ROWS: Final = 100
 _MOST_ACTIVE: Final = 20_000
 """Files of the tasks that are staged at a time, as each takes memory here. A submitter without any may begin with one
 task in any case."""
-_MOST_TAKEN: Final = 128
+_MOST_TAKEN: Final = 96
 """Transfers at a time: a submitter without any may begin with one although others have all of ``max_transfers``. The
 process has more threads than that."""
 _TRIES: Final = 5
