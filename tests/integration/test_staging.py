@@ -22,6 +22,7 @@ from moto.server import ThreadedMotoServer
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.cache import Cache
+from farcall_endpoint.staging.movers.objects import ObjectMover
 from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
@@ -125,6 +126,28 @@ def test_what_a_task_has_written_is_stored(transfers: TransferProcess, s3: Any, 
     report = transfers.move(use)
     assert report == orders.Stored(report.number, size_bytes, sha256(content))
     assert s3[1].get_object(Bucket="lab", Key=f"out/{size_bytes}?part=1")["Body"].read() == content
+
+
+@pytest.mark.parametrize("size_bytes", [1, 2**24])
+def test_a_file_that_grows_while_it_is_stored_ends_where_it_ended(
+    tmp_path: Path, s3: tuple[dict[str, str], Any], size_bytes: int
+) -> None:
+    environment, client = s3
+    options = {"allow_http": "true", **{name.lower(): value for name, value in environment.items()}}
+    source = tmp_path / "source"
+    source.write_bytes(b"a" * size_bytes)
+    times = 0
+
+    def append(_: int) -> None:
+        nonlocal times
+        times += 1
+        assert times <= 2
+        with source.open("ab") as file:
+            file.write(b"b" * 2**23)
+
+    found = ObjectMover(options).store(source, "s3://lab/out", append, lambda: False)
+    assert found.size_bytes == size_bytes
+    assert client.get_object(Bucket="lab", Key="out")["Body"].read() == b"a" * size_bytes
 
 
 def test_two_tasks_that_write_one_object_leave_one_of_both_files(transfers: TransferProcess, s3: Any) -> None:
