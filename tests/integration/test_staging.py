@@ -609,6 +609,21 @@ def test_a_transfer_that_never_ends_is_stopped(transfers: TransferProcess, web: 
     assert not [each for each in transfers.reports if isinstance(each, orders.Failed)]
 
 
+def test_a_slow_transfer_makes_progress_and_can_be_stopped(transfers: TransferProcess, web: WebServer) -> None:
+    has_ended = threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        while not has_ended.wait(0.1):
+            yield bytes(10)
+
+    web.files["/slow"] = lambda _: (200, {}, slowly())
+    number = transfers.order(of(web, "/slow", b""), "t")
+    assert transfers.wait_for(orders.Progress)
+    transfers.client.order([orders.Cancel(number)])
+    wait_until(lambda: transfers.drafts() == [], "the draft is removed")
+    has_ended.set()
+
+
 def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer) -> None:
     web.files["/endless"] = lambda _: (200, {}, itertools.repeat(bytes(1000)))
     transfers.order(of(web, "/endless", b""), "t")

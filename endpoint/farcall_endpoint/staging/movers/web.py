@@ -25,7 +25,6 @@ from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
 from farcall_endpoint.staging.orders import shown
 
 SCHEMES: Final = frozenset({"http", "https"})
-_READ_BYTES: Final = 2**20
 _MOST_REDIRECTS: Final = 10
 _CONNECTIONS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=15.0)
@@ -69,7 +68,7 @@ class WebMover:
             now = _found(response)
             if found.version and now.version != found.version:
                 raise MoveError(outcomes.file_changed(shown(url)))
-            for chunk in response.iter_raw(_READ_BYTES):
+            for chunk in response.iter_raw():  # as they come: a slow one has progress, and can be cancelled
                 if cancelled():
                     raise MoveCancelled
                 digest.update(chunk)
