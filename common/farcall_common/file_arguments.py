@@ -24,7 +24,7 @@ from types import NoneType
 from typing import IO, Any, Final, Literal
 
 from farcall_common.errors import ConfigurationError, did_you_mean
-from farcall_common.limits import MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
+from farcall_common.limits import MAX_FILE_BYTES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
 """Of a payload with a list of files."""
@@ -92,8 +92,8 @@ class File(os.PathLike[str]):
             raise ValueError(f"mode: {scheme}:// cannot be written")
         if sha256 is not None and not _SHA256.fullmatch(sha256):
             raise ValueError(f"sha256: expected 64 hexadecimal digits in lower case, got {sha256!r}")
-        if size_bytes is not None and size_bytes < 0:
-            raise ValueError(f"size_bytes: expected 0 or more, got {size_bytes}")
+        if size_bytes is not None and not 0 <= size_bytes <= MAX_FILE_BYTES:
+            raise ValueError(f"size_bytes: expected 0 to {MAX_FILE_BYTES:,}, got {size_bytes}")
         if scheme == "http" and not sha256:
             raise ValueError("url: http:// needs sha256, because others on the way could change the file")
         global _in_use

@@ -52,9 +52,11 @@ MAX_OUTPUT_ANSWER_BYTES: Final = 512 * KIB
 OUTPUT_ANSWER_S: Final = 3.0
 #: The exception itself in an error record, as a buffer.
 MAX_EXCEPTION_BYTES: Final = 16 * KIB
-#: Files of a task that its endpoint stages, and the length of the URL of one.
+#: Files of a task that its endpoint stages, the length of the URL of one, and its size. The sum of all sizes must fit
+#: into an integer of MessagePack.
 MAX_FILES: Final = 10_000
 MAX_URL_CHARACTERS: Final = 2048
+MAX_FILE_BYTES: Final = 2**48
 
 # -- result streams: PROTOCOL.md, section 5 ----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import msgspec
 
 from farcall_common.errors import DeserializationError, InvalidRequest
 from farcall_common.file_arguments import PREFIX, Described, Mode, shown, without_files
-from farcall_common.limits import MAX_FILES, MAX_URL_CHARACTERS, MIB
+from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_URL_CHARACTERS, MIB
 
 MAX_LIST_BYTES: Final = 48 * MIB
 """Of a list that is not compressed."""
@@ -35,7 +35,7 @@ class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     url: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_URL_CHARACTERS)]
     mode: Mode = "r"
-    size_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    size_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_FILE_BYTES)] | None = None
     sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
@@ -95,7 +95,7 @@ def unpack_files(payload: bytes | memoryview) -> tuple[Sequence[FileUse], memory
         if not opener.eof:
             raise DeserializationError(f"The list of files is cut, or has more than {MAX_LIST_BYTES:,} bytes.")
         uses = _decode(opened)
-    except (binascii.Error, zlib.error, msgspec.DecodeError) as error:
+    except (binascii.Error, zlib.error, msgspec.DecodeError, RecursionError) as error:
         raise DeserializationError(f"The list of files cannot be read: {error}.") from error
     if twice := _twice(uses):
         raise DeserializationError(f"The list of files has {shown(twice)} twice.")

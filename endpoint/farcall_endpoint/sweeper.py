@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
+import itertools
 import logging
 import os
 import re
@@ -71,7 +72,8 @@ class StoredFile(NamedTuple):
 
     :param place: of which submitter's directory, by its path.
     :param path: below that.
-    :param used_at: its time of modification, in epoch seconds.
+    :param used_at: its time of modification, in epoch seconds. A task may set that ahead, but not the time at which it
+        did so: the earlier one of both.
     """
 
     place: str
@@ -90,7 +92,8 @@ def choose(
     max_age_s: float,
     most_files: int = MOST_FILES,
 ) -> list[StoredFile]:
-    """The files to delete. Over budget, the submitter that uses most loses its oldest file first. Pure.
+    """The files to delete. Over budget, the submitter that uses most loses its oldest file first; who uses no more than
+    an equal share loses none, whatever others have that cannot be deleted yet. Pure.
 
     :param now: epoch seconds.
     :param most_files: of each submitter.
@@ -119,6 +122,8 @@ def choose(
     heapq.heapify(largest)
     while total > budget_bytes and largest:
         _, place = heapq.heappop(largest)
+        if sizes[place] * len(sizes) <= budget_bytes:
+            break
         if not left[place] or now - left[place][-1].used_at < YOUNG_S:
             continue
         file = left[place].pop()
@@ -141,9 +146,18 @@ class Sweeper:
     """Sweeps the directories of an endpoint. :meth:`sweep` takes as long as it takes: call it in a thread.
 
     :param memory_root: where the directories in memory are; None: there are none.
+    :param clock: returns epoch seconds.
     """
 
-    def __init__(self, working_dir: Path, memory_root: Path | None, settings: SweepSettings) -> None:
+    def __init__(
+        self,
+        working_dir: Path,
+        memory_root: Path | None,
+        settings: SweepSettings,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock = clock
         self._working_dir = working_dir
         self._memory_root = memory_root
         self.settings = settings
@@ -173,7 +187,7 @@ class Sweeper:
             settings = self.settings
             chosen = choose(
                 files,
-                now=time.time(),
+                now=self._clock(),
                 budget_bytes=budget(places[0][1], used_bytes),
                 retention_s=settings.retention_s,
                 max_age_s=settings.max_age_s,
@@ -253,7 +267,8 @@ def _files_of(place: str, top: int) -> Iterator[StoredFile]:
             if directory is None:
                 continue
             with os.scandir(directory) as entries:
-                names = [(each.name, each.is_dir(follow_symlinks=False)) for each in entries]
+                some = itertools.islice(entries, 2 * MOST_FILES)  # of millions the rest comes in later sweeps
+                names = [(each.name, each.is_dir(follow_symlinks=False)) for each in some]
             if not names and len(path) > 1:
                 with contextlib.suppress(OSError):
                     yield _stored(place, path, os.fstat(directory))
@@ -271,7 +286,11 @@ def _files_of(place: str, top: int) -> Iterator[StoredFile]:
 
 def _stored(place: str, path: tuple[str, ...], found: os.stat_result) -> StoredFile:
     size_bytes = found.st_blocks * _BLOCK_BYTES
-    return StoredFile(place, path, size_bytes, found.st_mtime, stat.S_ISDIR(found.st_mode))
+    return StoredFile(place, path, size_bytes, _used_at(found), stat.S_ISDIR(found.st_mode))
+
+
+def _used_at(found: os.stat_result) -> float:
+    return min(found.st_mtime, found.st_ctime)
 
 
 def _delete(file: StoredFile, top: int) -> bool:
@@ -280,7 +299,7 @@ def _delete(file: StoredFile, top: int) -> bool:
         if directory is None:
             return False
         name = file.path[-1]
-        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime != file.used_at:
+        if _used_at(os.stat(name, dir_fd=directory, follow_symlinks=False)) != file.used_at:
             return False
         remove = os.rmdir if file.is_directory else os.unlink
         try:

@@ -32,6 +32,7 @@ STATED: Final = {
         "| bytes of a payload, or of a function | {MAX_PAYLOAD_BYTES} |",
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
         "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
+        "The `size_bytes` of one is at most {MAX_FILE_BYTES}.",
         "| tasks that one request submits, reads or cancels | {MAX_TASKS_PER_REQUEST} |",
         "| tasks whose output one request reads | {MAX_OUTPUT_TASKS} |",
         "A request for output waits {OUTPUT_ANSWER_S} for the endpoints",
@@ -60,6 +61,8 @@ def shown(name: str, value: float) -> str:
     if name.endswith("_S"):
         return f"{value:g} s"
     if name.endswith("_BYTES"):
+        if value >= 2**40:
+            return f"{value // 2**40} TiB"
         return f"{value // limits.MIB} MiB" if value % limits.MIB == 0 else f"{value // limits.KIB} KiB"
     return f"{value:,}"
 

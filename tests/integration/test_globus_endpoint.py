@@ -259,6 +259,40 @@ def test_files_of_tasks_come_and_go(lab: Lab, transfers: TransferProcess) -> Non
     wait_until(lambda: lab.exchange() == [])
 
 
+def test_many_batches_that_take_long_wait_for_their_turn(lab: Lab, transfers: TransferProcess) -> None:
+    lab.service.is_paused = True
+    uses = []
+    for number in range(250):
+        (lab.remote.root / str(number)).write_text(str(number))
+        uses.append(FileUse(f"globus://{lab.remote.id}/{number}"))
+    transfers.make("t")
+    for use in uses:
+        transfers.order(use, "t")
+        transfers.listen()  # each is a batch of its own
+    transfers.wait_until(lambda: len(lab.service.tasks) >= 10, "transfers")
+    assert transfers.losses == []
+    lab.service.is_paused = False
+    found = transfers.wait_for(orders.Fetched, count=len(uses))
+    assert (len(found), transfers.losses) == (250, [])
+    assert len(lab.service.tasks) < 100
+
+
+def test_submitters_share_no_transfer_and_hold_none_up(lab: Lab) -> None:
+    lab.log_in()
+    storage = {"url": f"globus://{lab.remote.id}/", "submitters": "*"}
+    exchange = {"directory": str(lab.own.root / "exchange"), "path": "/exchange"}
+    lab.configure(collection=lab.own.id, storages=(storage,), **exchange)
+    for name in ("a", "b"):
+        (lab.remote.root / name).write_text(name)
+    with lab.transfers() as transfers:
+        uses = {name: FileUse(f"globus://{lab.remote.id}/{name}") for name in ("a", "b")}
+        for name in uses:
+            transfers.make("t", submitter=name)
+        transfers.client.order([orders.Fetch(number, name, uses[name], ("t",)) for number, name in enumerate(uses)])
+        transfers.wait_for(orders.Fetched, count=2)
+        assert sorted(len(task.document["DATA"]) for task in lab.service.tasks.values()) == [1, 1]
+
+
 def test_a_file_that_is_known_is_not_transferred_again(lab: Lab, transfers: TransferProcess) -> None:
     (lab.remote.root / "a").write_text("a")
     use = FileUse(f"globus://{lab.remote.id}/a")

@@ -413,6 +413,18 @@ def test_use_keeps_an_object_and_the_sweeper_deletes_the_rest(directory: Directo
     assert "of another program" in names(directory)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_a_directory_that_another_user_has_made_where_anyone_can_is_refused(directory: Directory) -> None:
+    path = Path(directory.path)
+    path.mkdir(mode=0o770)
+    os.chown(path, 12345, -1)
+    path.parent.chmod(0o1777)
+    with pytest.raises(ConfigurationError, match="Another user"):
+        Store(directory).put(1)
+    path.parent.chmod(0o755)  # where only some can, it is shared on purpose
+    Store(directory).put(1)
+
+
 def test_writers_delete_what_has_expired(directory: Directory) -> None:
     store = Store(directory)
     old = store.put(1)

@@ -23,6 +23,8 @@ from moto.server import ThreadedMotoServer
 
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
+from farcall_endpoint.staging.cache import Cache
+from farcall_endpoint.staging.movers.objects import ObjectMover
 from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, Proxy, WebServer
@@ -126,6 +128,28 @@ def test_what_a_task_has_written_is_stored(transfers: TransferProcess, s3: Any, 
     report = transfers.move(use)
     assert report == orders.Stored(report.number, size_bytes, sha256(content))
     assert s3[1].get_object(Bucket="lab", Key=f"out/{size_bytes}?part=1")["Body"].read() == content
+
+
+@pytest.mark.parametrize("size_bytes", [1, 2**24])
+def test_a_file_that_grows_while_it_is_stored_ends_where_it_ended(
+    tmp_path: Path, s3: tuple[dict[str, str], Any], size_bytes: int
+) -> None:
+    environment, client = s3
+    options = {"allow_http": "true", **{name.lower(): value for name, value in environment.items()}}
+    source = tmp_path / "source"
+    source.write_bytes(b"a" * size_bytes)
+    times = 0
+
+    def append(_: int) -> None:
+        nonlocal times
+        times += 1
+        assert times <= 2
+        with source.open("ab") as file:
+            file.write(b"b" * 2**23)
+
+    found = ObjectMover(options).store(source, "s3://lab/out", append, lambda: False)
+    assert found.size_bytes == size_bytes
+    assert client.get_object(Bucket="lab", Key="out")["Body"].read() == b"a" * size_bytes
 
 
 def test_two_tasks_that_write_one_object_leave_one_of_both_files(transfers: TransferProcess, s3: Any) -> None:
@@ -339,6 +363,12 @@ def test_others_reach_the_storages_that_are_open_to_them_and_nothing_else(
         "https://127.0.0.1/data",
         "https://[::1]/data",
         "https://[::ffff:127.0.0.1]/data",
+        "https://[::127.0.0.1]/data",
+        "https://[::ffff:0:10.0.0.1]/data",
+        "https://[64:ff9b::169.254.169.254]/data",
+        "https://[64:ff9b:1::10.0.0.1]/data",
+        "https://[2002:a00:1::1]/data",
+        "https://[fec0::1]/data",
         "https://169.254.169.254/latest/meta-data",
         "https://10.0.0.1/data",
         "https://localhost/data",
@@ -490,6 +520,16 @@ def test_the_copy_that_was_not_used_for_longest_goes_and_none_that_a_task_has(tm
         assert transfers.code(of(web, "/large", bytes(1_000_001)), "t") == "FILES_TOO_LARGE"
 
 
+def test_the_index_does_not_grow_with_the_urls_of_one_content(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "files")
+    urls = [f"https://host/{number}" for number in range(1000)]
+    for url in urls:
+        cache.remember("", url, "1", sha256(b""))
+    assert cache.known("", urls[-1], "1") == sha256(b"")
+    assert len([url for url in urls if cache.known("", url, "1")]) <= 100
+    cache.close()
+
+
 def test_a_file_of_unknown_size_stays_within_the_room(tmp_path: Path, web: WebServer) -> None:
     web.files["/endless"] = lambda method: (200, {}, itertools.repeat(bytes(100_000)))
     with transfer_process(tmp_path, cache_bytes=3_000_000) as transfers:
@@ -569,6 +609,21 @@ def test_a_transfer_that_never_ends_is_stopped(transfers: TransferProcess, web: 
     wait_until(lambda: transfers.drafts() == [], "the draft is removed")
     assert transfers.move(of(web, "/data", b"data")).size_bytes == 4
     assert not [each for each in transfers.reports if isinstance(each, orders.Failed)]
+
+
+def test_a_slow_transfer_makes_progress_and_can_be_stopped(transfers: TransferProcess, web: WebServer) -> None:
+    has_ended = threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        while not has_ended.wait(0.1):
+            yield bytes(10)
+
+    web.files["/slow"] = lambda _: (200, {}, slowly())
+    number = transfers.order(of(web, "/slow", b""), "t")
+    assert transfers.wait_for(orders.Progress)
+    transfers.client.order([orders.Cancel(number)])
+    wait_until(lambda: transfers.drafts() == [], "the draft is removed")
+    has_ended.set()
 
 
 def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
 import os
 import sys
@@ -251,6 +252,13 @@ def test_who_uses_most_loses_first() -> None:
     assert chosen(*small, *large, budget=20) == ["large-4", "large-3", "large-2", "large-1"]
 
 
+def test_who_uses_no_more_than_a_share_loses_nothing_to_files_that_cannot_be_deleted_yet() -> None:
+    large = [stored(f"large-{number}", 0, place="large", size=100) for number in range(5)]
+    small = [stored(f"small-{number}", 200 - number, place="small", size=10) for number in range(3)]
+    assert chosen(*small, *large, budget=60) == []
+    assert chosen(*small, *large, budget=40) == ["small-0"]
+
+
 def test_too_many_files_are_too_much() -> None:
     files = [stored(f"f{age}", 100 + age) for age in range(5)]
     assert chosen(*files, most=3) == ["f4", "f3"]
@@ -276,7 +284,11 @@ def test_what_is_left_is_young_or_within_the_budget(files: list[StoredFile], bud
     left = set(files) - set(gone)
     assert not any(NOW - each.used_at < sweeper.YOUNG_S for each in gone)
     old = [each for each in left if NOW - each.used_at >= sweeper.YOUNG_S]
-    assert sum(each.size_bytes for each in left) <= budget or not [each for each in old if each.size_bytes]
+    sizes = collections.Counter[str]()
+    for each in left:
+        sizes[each.place] += each.size_bytes
+    for each in old:  # each of those that are there has an equal share
+        assert sum(sizes.values()) <= budget or not each.size_bytes or sizes[each.place] * len(sizes) <= budget
 
 
 def write(path: Path, age_s: float, size: int = 10_000) -> Path:
@@ -305,6 +317,15 @@ def test_a_sweep_keeps_the_budget(tmp_path: Path) -> None:
     files = [write(tmp_path / SHARED / f"{number}", 1000 - number, size=2**20) for number in range(4)]
     Sweeper(tmp_path, None, SweepSettings(shared_bytes=5 * 2**19)).sweep()
     assert [each.exists() for each in files] == [False, False, True, True]
+
+
+def test_a_time_that_a_task_has_set_ahead_keeps_no_file(tmp_path: Path) -> None:
+    file = write(tmp_path / SHARED / "file", -10 * DAY_S)
+    settings = SweepSettings(shared_bytes=0)
+    Sweeper(tmp_path, None, settings).sweep()
+    assert file.exists()  # it was written just now
+    Sweeper(tmp_path, None, settings, clock=lambda: time.time() + 2 * sweeper.YOUNG_S).sweep()
+    assert not file.exists()
 
 
 def test_a_sweep_follows_no_link(tmp_path: Path) -> None:

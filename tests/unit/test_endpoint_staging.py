@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,11 +155,11 @@ def test_lists_of_many_tasks_stay_packed_until_their_turn() -> None:
     driver = Driver()
     many = [FileUse(f"s3://lab/raw/{number}") for number in range(9_000)]
     for task_id in ("a", "b", "c"):
-        driver.stage_in(task_id, *many, submitter=task_id)
+        driver.stage_in(task_id, *many)
     made = [each.task_id for each in driver.given() if isinstance(each, orders.Make)]
     assert made == ["a", "b"]
     driver.plan.end("a")
-    assert [each for each in driver.given() if isinstance(each, orders.Make)] == [orders.Make("c", "c", ())]
+    assert [each for each in driver.given() if isinstance(each, orders.Make)] == [orders.Make("c", "", ())]
 
 
 # -- many tasks --------------------------------------------------------------------------------------------------------
@@ -194,6 +196,34 @@ def test_submitters_share_no_transfer_and_take_turns() -> None:
         driver.stage_in(f"a{number}", FileUse(f"s3://lab/raw/{number}"), submitter="alice")
     driver.stage_in("b0", FileUse("s3://lab/raw/0"), submitter="bob")
     assert [each.submitter for each in driver.fetches()] == ["alice", "bob"]
+
+
+def test_slow_transfers_of_one_submitter_do_not_hold_up_another_one() -> None:
+    driver = Driver(max_transfers=2)
+    driver.stage_in("a", *[FileUse(f"s3://lab/raw/{number}") for number in range(5)], submitter="alice")
+    assert len(driver.fetches()) == 2
+    driver.stage_in("b", FileUse("s3://lab/raw/0"), FileUse("s3://lab/raw/1"), submitter="bob")
+    [fetch] = driver.fetches()
+    assert fetch.submitter == "bob"
+    assert driver.fetches() == []
+    driver.fetched(fetch)
+    [fetch] = driver.fetches()
+    assert fetch.submitter == "bob"
+    driver.fetched(fetch)
+    assert driver.ready() == ["b"]
+    assert driver.fetches() == []
+
+
+def test_many_files_of_one_submitter_do_not_hold_up_another_one() -> None:
+    driver = Driver()
+    for task_id in ("a1", "a2", "a3"):
+        many = [FileUse(f"s3://lab/{task_id}/{number}") for number in range(9_000)]
+        driver.stage_in(task_id, *many, submitter="alice")
+    driver.stage_in("b", IN, submitter="bob")
+    made = [each.task_id for each in driver.given() if isinstance(each, orders.Make)]
+    assert made == ["a1", "a2", "b"]
+    driver.plan.end("a1")
+    assert [each.task_id for each in driver.given() if isinstance(each, orders.Make)] == ["a3"]
 
 
 def test_a_service_that_takes_many_files_at_once_gets_all_of_them() -> None:
@@ -392,6 +422,17 @@ def test_a_task_for_which_alone_there_is_no_room_fails() -> None:
     assert driver.errors() == {"t": "FILES_NO_ROOM"}
 
 
+def test_without_room_for_what_is_stored_it_is_tried_again() -> None:
+    driver = Driver()
+    for task_id in ("a", "b"):
+        driver.stage_out(task_id, FileUse(f"s3://lab/out/{task_id}", "w"))
+    stores = [each for each in driver.given() if isinstance(each, orders.Store)]
+    driver.hear(orders.Failed(stores[0].number, FULL))
+    driver.now = driver.plan.next_deadline() or driver.now
+    [again] = [each for each in driver.given() if isinstance(each, orders.Store)]
+    assert again.task_id == "a"
+
+
 def test_without_room_it_is_tried_again_after_a_while_although_nothing_has_ended() -> None:
     driver = Driver()
     driver.stage_in("runs", OUT)
@@ -485,7 +526,13 @@ def test_a_list_that_cannot_be_staged_is_refused(uses: Sequence[FileUse], option
     assert found.code == code
 
 
-@pytest.mark.parametrize("payload", [b"fl\nx\n", b"fl\n", b"fl\n!!!\n", pack_files([IN], b"")[:-9]])
+ENTRY = b"\x95\xa6s3://a\xa1r\xc0\xa0"  # the beginning of an array of five
+DEEP = b"fl\n" + base64.b64encode(zlib.compress(b"\x91" + ENTRY + b"\x91" * 100_000 + b"\xc0")) + b"\n"
+HUGE = pack_files([FileUse("s3://lab/a", size_bytes=2**64 - 1)], b"")
+"""Of several such, a report could not have the sum."""
+
+
+@pytest.mark.parametrize("payload", [b"fl\nx\n", b"fl\n", b"fl\n!!!\n", pack_files([IN], b"")[:-9], HUGE, DEEP])
 def test_a_list_that_is_none_is_refused(payload: bytes) -> None:
     found = read_files(payload)
     assert isinstance(found, ErrorRecord)

@@ -61,7 +61,8 @@ def test_url_that_names_no_file_is_refused(url: str, message: str) -> None:
         ({"mode": "rw"}, "mode: expected 'r' or 'w'"),
         ({"mode": "w", "sha256": SHA}, "to files that are read"),
         ({"sha256": "ABC"}, "64 hexadecimal digits"),
-        ({"size_bytes": -1}, "0 or more"),
+        ({"size_bytes": -1}, "0 to 281,474,976,710,656"),
+        ({"size_bytes": 2**48 + 1}, "0 to 281,474,976,710,656"),
     ],
 )
 def test_invalid_option_is_refused(options: dict[str, Any], message: str) -> None:

@@ -149,6 +149,14 @@ class Directory(ObjectConnector):
                 f"Every user of the machine can write to {self.path}, and could put code there for readers to run.",
                 hint=f"Choose a directory of your own, or run `chmod o-w {self.path}`.",
             )
+        if state.st_uid not in (0, os.geteuid()):
+            parent = os.path.dirname(self.path)  # noqa: PTH120
+            if os.stat(parent).st_mode & stat.S_IWOTH:  # noqa: PTH116
+                raise ConfigurationError(
+                    f"Another user has made {self.path}, and could put code there for readers to run: every user of "
+                    f"the machine can write to {parent}.",
+                    hint="Choose a directory of your own.",
+                )
         self._is_checked = True
 
     @contextlib.contextmanager

@@ -96,11 +96,16 @@ class Access:
 
 
 def normalized(url: str) -> str:
-    """A URL as those of storages are compared: its host in lower case, without a query. Empty if a server may regard it
-    as another one: with dots as a component of its path, or with a user name."""
+    """A URL as those of storages are compared: of the web with its host in lower case, without a query. Empty if a
+    server may regard it as another one: with dots as a component of its path, also before parameters (``..;a=b``), or
+    with a user name."""
     scheme, _, rest = url.partition("://")
-    host, _, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    if "@" in host or "\\" in url or any(each in (".", "..") for each in _unquoted(path).split("/")):
+    if scheme in _WEB:  # elsewhere both characters are parts of keys
+        rest = rest.partition("?")[0].partition("#")[0]
+    host, _, path = rest.partition("/")
+    unquoted = _unquoted(path)
+    components = [each.partition(";")[0] for each in unquoted.split("/")]
+    if "@" in host or "\\" in url or "\\" in unquoted or "." in components or ".." in components:
         return ""
     return f"{scheme}://{host.lower() if scheme in _WEB else host}/{path}"
 

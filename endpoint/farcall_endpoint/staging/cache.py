@@ -43,8 +43,8 @@ _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
 """So much room a file of unknown size gets at a time."""
 _LEAST_BYTES: Final = 4096
-_MOST_URLS: Final = 1000
-"""Of one content: each signed URL is another one."""
+_MOST_URLS: Final = 100
+"""Of one content: each signed URL is another one, and the budget does not count the index."""
 
 
 class _Inode(NamedTuple):

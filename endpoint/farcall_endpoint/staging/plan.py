@@ -31,7 +31,11 @@ from farcall_endpoint.staging.orders import Order, Report, shown
 MOST_ROWS: Final = 100
 """Of tasks in a report."""
 _MOST_ACTIVE: Final = 20_000
-"""Files of the tasks that are staged at a time, unless one task has more: each takes memory here."""
+"""Files of the tasks that are staged at a time, as each takes memory here. A submitter without any may begin with one
+task in any case."""
+_MOST_TAKEN: Final = 96
+"""Transfers at a time: a submitter without any may begin with one although others have all of ``max_transfers``. The
+process has more threads than that."""
 _TRIES: Final = 5
 _STORE_RETRY_S: Final = 900.0
 """For so long it is tried to store a file while that may pass: with it the work of a task would be lost."""
@@ -203,8 +207,8 @@ class Staging:
         self._most_bytes = most_bytes
         self._jitter = jitter
         self._tasks: dict[str, _Staged] = {}
-        self._inactive: collections.deque[_Staged] = collections.deque()
-        self._active = 0  # files
+        self._inactive: dict[str, collections.deque[_Staged]] = {}  # by submitter
+        self._active: collections.Counter[str] = collections.Counter()  # files, by submitter
         self._copies: dict[tuple[str, FileUse], _Transfer] = {}  # of files that are read
         self._by_number: dict[int, _Transfer] = {}
         self._queue: FairQueue[_Transfer] = FairQueue()
@@ -307,7 +311,7 @@ class Staging:
 
     def _add(self, task: _Staged) -> None:
         self._tasks[task.task_id] = task
-        self._inactive.append(task)
+        self._inactive.setdefault(task.submitter, collections.deque()).append(task)
 
     def end(self, task_id: str) -> None:
         """A task has ended, or is not needed any more: of its files only the copies in the cache stay."""
@@ -319,9 +323,12 @@ class Staging:
     def _stop(self, task: _Staged) -> None:
         """Nothing moves for a task any more."""
         if not task.is_active:
-            self._inactive.remove(task)
+            waiting = self._inactive[task.submitter]
+            waiting.remove(task)
+            if not waiting:
+                del self._inactive[task.submitter]
             return
-        self._active -= task.count
+        self._no_longer_active(task)
         task.is_active = task.is_making = False
         for transfer in {id(each): each for each in task.left.values()}.values():
             transfer.tasks = [each for each in transfer.tasks if each[0] is not task]
@@ -343,18 +350,28 @@ class Staging:
             if now < self._no_room_until:
                 return
             self._no_room_until = None
-        while self._inactive and (not self._active or self._active + self._inactive[0].count <= _MOST_ACTIVE):
-            task = self._inactive[0]
-            if task.task_id in self._removing:  # its former directory goes first
-                return
-            self._inactive.popleft()
-            self._active += task.count
-            task.is_active, task.done, task.done_bytes = True, 0, 0
-            task.rows.clear()
-            if task.direction == IN:
-                self._make(task)
-            else:
-                self._move(task)
+        for submitter, waiting in list(self._inactive.items()):
+            while waiting and self._may_activate(waiting[0]):
+                task = waiting.popleft()
+                self._active[submitter] += task.count
+                task.is_active, task.done, task.done_bytes = True, 0, 0
+                task.rows.clear()
+                if task.direction == IN:
+                    self._make(task)
+                else:
+                    self._move(task)
+            if not waiting:
+                del self._inactive[submitter]
+
+    def _may_activate(self, task: _Staged) -> bool:
+        if task.task_id in self._removing:  # its former directory goes first
+            return False
+        return not self._active[task.submitter] or self._active.total() + task.count <= _MOST_ACTIVE
+
+    def _no_longer_active(self, task: _Staged) -> None:
+        self._active[task.submitter] -= task.count
+        if not self._active[task.submitter]:
+            del self._active[task.submitter]
 
     def _make(self, task: _Staged) -> None:
         task.is_making = True
@@ -386,7 +403,7 @@ class Staging:
 
     def _done(self, task: _Staged) -> None:
         del self._tasks[task.task_id]
-        self._active -= task.count
+        self._no_longer_active(task)
         self.outcomes.append(Outcome(task.task_id, task.direction, rows=tuple(task.rows)))
 
     def _fail(self, task: _Staged, record: ErrorRecord) -> None:
@@ -414,7 +431,11 @@ class Staging:
             transfer.is_queued = False
             if transfer.tasks:
                 self._start(transfer, now)
-        while self._taken < self._max_transfers and (taken := self._queue.take()) is not None:
+        while self._taken < _MOST_TAKEN:
+            # Who has none on the way never waits for those of others, which may be slow on purpose.
+            taken = self._queue.take(new_submitters_only=self._taken >= self._max_transfers)
+            if taken is None:
+                break
             transfer = taken[1]
             transfer.is_queued = False
             if transfer.tasks:
@@ -575,9 +596,10 @@ class Staging:
     def _make_room(self, transfer: _Transfer, record: ErrorRecord, now: float) -> bool:
         """While other tasks have files here, one that has not run gives its place up, and waits until one has ended:
         the youngest, so that the oldest continues. False if there are no others."""
-        if len(self._places) < 2:
+        active = [each for each in self._tasks.values() if each.is_active and each.direction == IN]
+        if len(self._places) < 2 or not active:
             return False
-        youngest = [each for each in self._tasks.values() if each.is_active and each.direction == IN][-1]
+        youngest = active[-1]
         self._no_room_until = now + _ROOM_WAIT_S
         if any(task is not youngest for task, _ in transfer.tasks):
             transfer.tasks = [each for each in transfer.tasks if each[0] is not youngest]
@@ -587,5 +609,5 @@ class Staging:
         self._stop(youngest)
         youngest.problem = record.message
         self._remove(youngest.task_id)
-        self._inactive.appendleft(youngest)
+        self._inactive.setdefault(youngest.submitter, collections.deque()).appendleft(youngest)
         return True

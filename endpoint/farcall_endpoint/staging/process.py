@@ -10,13 +10,16 @@ When its agent is gone, for whatever reason, the process ends; what it leaves ha
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import errno
+import functools
 import hashlib
 import os
 import queue
 import resource
+import select
 import signal
 import socket
 import sqlite3
@@ -52,6 +55,9 @@ from farcall_endpoint.staging.settings import TransferSettings
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
 _MOST_THREADS: Final = 200
+_MOST_BATCHES: Final = 64
+_MOST_BATCHES_OF_ONE: Final = 16
+"""At a time, of all submitters and of each: what comes meanwhile moves together afterwards."""
 _PROGRESS_S: Final = 0.2
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _decode: Final = msgspec.msgpack.Decoder(Order).decode
@@ -73,7 +79,8 @@ class Transfers:
         self._running = 0
         self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._batch: list[orders.Fetch | orders.Store] = []
+        self._waiting: dict[str, list[orders.Fetch | orders.Store]] = {}  # for a batch, by submitter
+        self._batches: collections.Counter[str] = collections.Counter()  # on their way, by submitter
         for chores in (self._to_make, self._to_remove):
             threading.Thread(target=_do_chores, args=(chores,), daemon=True).start()
 
@@ -126,15 +133,22 @@ class Transfers:
         with self._lock:
             self._threads[order.number] = cancelled
         if order.use.url.partition("://")[0] in BATCH_SCHEMES:
-            self._batch.append(order)
+            with self._lock:
+                self._waiting.setdefault(order.submitter, []).append(order)
         else:
             self._start(lambda: self._transfer(order, cancelled))
 
     def begin_batch(self) -> None:
-        """All orders that have come were given to :meth:`perform`: begin with those that move together."""
-        batch, self._batch = self._batch, []
-        if batch:
-            self._start(lambda: self._move_batch(batch))
+        """All orders that have come were given to :meth:`perform`: begin with those that move together. Each submitter
+        has batches of their own: one transfer may hold its files up, and its errors may name them."""
+        begun: list[tuple[str, list[orders.Fetch | orders.Store]]] = []
+        with self._lock:
+            for submitter in list(self._waiting):
+                if self._batches[submitter] < _MOST_BATCHES_OF_ONE and self._batches.total() < _MOST_BATCHES:
+                    self._batches[submitter] += 1
+                    begun.append((submitter, self._waiting.pop(submitter)))
+        for submitter, batch in begun:
+            self._start(functools.partial(self._move_batch, submitter, batch))
 
     def _start(self, work: Callable[[], None]) -> None:
         with self._lock:
@@ -258,12 +272,14 @@ class Transfers:
         finally:
             os.close(descriptor)
 
-    def _move_batch(self, batch: Sequence[orders.Fetch | orders.Store]) -> None:
-        """Move files of a service that takes many in one order."""
+    def _move_batch(self, submitter: str, batch: Sequence[orders.Fetch | orders.Store]) -> None:
+        """Move files of a submitter by a service that takes many in one order."""
         by_mover: dict[BatchMover, list[orders.Fetch | orders.Store]] = {}
         for order in batch:
 
             def find(order: orders.Fetch | orders.Store = order) -> None:
+                if self._threads[order.number].is_set():
+                    raise MoveCancelled
                 if not self._is_here(order):
                     write = isinstance(order, orders.Store)
                     mover = self._access.batch_mover(order.submitter, order.use.url, write=write)
@@ -278,6 +294,10 @@ class Transfers:
                     self._fail(order, error)
         with self._lock:
             self._running -= 1
+            self._batches[submitter] -= 1
+            if not self._batches[submitter]:
+                del self._batches[submitter]
+        self.begin_batch()
 
     def _fail(self, order: orders.Fetch | orders.Store, error: Exception) -> None:
         """A transfer ends with an error, if it has not ended before."""
@@ -417,7 +437,7 @@ def main() -> None:
                     report(orders.Alive())
                 else:
                     transfers.perform(_decode(message))
-            if transfers is not None:
+            if transfers is not None and not select.select([agent], [], [], 0)[0]:
                 transfers.begin_batch()
     os._exit(0)  # threads may hang
 

@@ -135,13 +135,14 @@ class ObjectMover:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
         store, key = self._open(url)
         digest = hashlib.sha256()
-        part_bytes = max(_PART_BYTES, source.stat().st_size // _MOST_PARTS)
+        whole_bytes = source.stat().st_size  # what its submitter writes later is not read: it might never end
+        part_bytes = max(_PART_BYTES, whole_bytes // _MOST_PARTS)
         size_bytes = 0
 
         def parts() -> Iterator[bytes]:
             nonlocal size_bytes
             with source.open("rb") as file:
-                while chunk := file.read(part_bytes):
+                while chunk := file.read(min(part_bytes, whole_bytes - size_bytes)):
                     if cancelled():
                         raise MoveCancelled
                     digest.update(chunk)
@@ -150,7 +151,7 @@ class ObjectMover:
                     yield chunk
 
         with _mapped(url):
-            if source.stat().st_size <= part_bytes:
+            if whole_bytes <= part_bytes:
                 body = b"".join(parts())
                 put = obstore.put(store, key, body, use_multipart=False)
             else:

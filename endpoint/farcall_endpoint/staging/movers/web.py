@@ -25,7 +25,6 @@ from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
 from farcall_endpoint.staging.orders import shown
 
 SCHEMES: Final = frozenset({"http", "https"})
-_READ_BYTES: Final = 2**20
 _MOST_REDIRECTS: Final = 10
 _CONNECTIONS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 _TIMEOUT: Final = httpx.Timeout(60.0, connect=15.0)
@@ -34,6 +33,10 @@ _DENIED: Final = frozenset({401, 403, 407})
 _NO_HEAD: Final = frozenset({400, 401, 403, 405, 501})
 """What servers answer that know no HEAD, or have signed a URL for GET only."""
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_WITH_IPV4: Final = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
+"""Addresses that end with one of IPv4: compatible ones, translated ones, and those of NAT64."""
+_LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""Where the IPv4 address is in these depends on the network (RFC 8215)."""
 
 
 class WebMover:
@@ -65,7 +68,7 @@ class WebMover:
             now = _found(response)
             if found.version and now.version != found.version:
                 raise MoveError(outcomes.file_changed(shown(url)))
-            for chunk in response.iter_raw(_READ_BYTES):
+            for chunk in response.iter_raw():  # as they come: a slow one has progress, and can be cancelled
                 if cancelled():
                     raise MoveCancelled
                 digest.update(chunk)
@@ -153,12 +156,25 @@ def _public_address(target: httpx.URL, url: str) -> str:
         raise MoveError(outcomes.file_unreachable(shown(url), f"{target.host}: {error.strerror or error}")) from error
     addresses = [str(each[4][0]) for each in found]
     for address in addresses:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-        mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-        if not (mapped or parsed).is_global or parsed.is_multicast:
+        if not _is_public(ipaddress.ip_address(address.partition("%")[0])):
             reason = f"{target.host} is not a public address, and only those are open to the task's submitter"
             raise MoveError(outcomes.file_denied(shown(url), reason))
     return addresses[0]
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether an address, and the IPv4 address to which a gateway translates it, is in no private network."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and any(address in each for each in _WITH_IPV4):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None and not _is_public(inner):
+            return False
+        if address.is_site_local or address in _LOCAL_NAT64:
+            return False
+        if address.ipv4_mapped:
+            return True
+    return address.is_global and not address.is_multicast
 
 
 def _check(response: httpx.Response, url: str) -> None:
