@@ -65,13 +65,7 @@ class File(os.PathLike[str]):
     def __init__(
         self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
     ) -> None:
-        if not isinstance(url, str):
-            path = f"file://{url}" if isinstance(url, PurePath) and url.is_absolute() else "file:///path"
-            raise TypeError(f"url: expected str, got {type(url).__name__}. Write {path!r} for a file of the endpoint")
-        if size_bytes is not None and type(size_bytes) is not int:
-            raise TypeError(f"size_bytes: expected int, got {type(size_bytes).__name__}")
-        if sha256 is not None and not isinstance(sha256, str):
-            raise TypeError(f"sha256: expected str, got {type(sha256).__name__}")
+        _check_types(url, size_bytes, sha256)
         scheme, separator, rest = url.partition("://")
         if not separator:
             at_endpoint = f"file://{url}" if url.startswith("/") else "file:///path"
@@ -200,6 +194,16 @@ class File(os.PathLike[str]):
     def as_output(self) -> File:
         """This file, as one that the task writes if it has no mode of its own."""
         return File(self.url, "w") if self._mode is None else self
+
+
+def _check_types(url: object, size_bytes: object, sha256: object) -> None:
+    if not isinstance(url, str):
+        path = f"file://{url}" if isinstance(url, PurePath) and url.is_absolute() else "file:///path"
+        raise TypeError(f"url: expected str, got {type(url).__name__}. Write {path!r} for a file of the endpoint")
+    if size_bytes is not None and type(size_bytes) is not int:
+        raise TypeError(f"size_bytes: expected int, got {type(size_bytes).__name__}")
+    if not isinstance(sha256, str | None):
+        raise TypeError(f"sha256: expected str, got {type(sha256).__name__}")
 
 
 def local_name(url: str) -> str:

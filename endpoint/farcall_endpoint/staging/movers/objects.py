@@ -88,9 +88,10 @@ def open_store(root: str, options: Mapping[str, str]) -> ObjectStore:
 def _value(name: str, value: str) -> str:
     if not value.startswith("$"):
         return value
-    found = os.environ.get(value[1:].strip("{}"))
+    variable = value[1:].strip("{}")
+    found = os.environ.get(variable)
     if found is None:
-        raise ValueError(f"{name}: the environment variable {value[1:]} is not set")
+        raise ValueError(f"{name}: the environment variable {variable} is not set")
     return found
 
 
