@@ -32,7 +32,7 @@ _START_S: Final = 30
 
 
 class Medium(Protocol):
-    """Where bytes are while no process has them. Travels to workers with the calls."""
+    """Where bytes are between their writer and their readers. Travels to workers with the calls."""
 
     def put(self, data: bytes) -> Any:
         """Write bytes; their key."""

@@ -11,10 +11,11 @@ _logger = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
     """Write a file as a whole or not at all: a draft in the same directory replaces it.
 
     :param mode: permissions of the file; the umask is taken away from them, as :func:`open` does.
+    :param sync: whether it survives a crash of the machine when this returns.
     :raises OSError: if that is not possible; then the old file is unchanged, and there is no draft.
     """
     draft = path.with_name(f".{path.name}-{os.urandom(8).hex()}")
@@ -22,10 +23,19 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    if sync:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)  # the name
+        finally:
+            os.close(directory)
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import boto3
+import imageio.v3 as iio
 import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
 import farcall
+from examples import tomography
 from farcall import File
 from farcall_common.errors import TaskFailed
 from farcall_local.deployment import Deployment
@@ -77,3 +79,11 @@ def test_a_function_reads_and_writes_objects(executor: farcall.Executor, bucket:
 def test_an_object_that_does_not_exist(executor: farcall.Executor) -> None:
     with pytest.raises(TaskFailed, match="s3://lab/none does not exist"):
         executor.submit(read, File("s3://lab/none")).result(WAIT_S)
+
+
+def test_tomography_stages_its_files(executor: farcall.Executor, bucket: tuple[str, Any]) -> None:
+    assert tomography.run_with_files(executor, "s3://lab/scan7") == "s3://lab/scan7/slice.png"
+    keys = {each["Key"] for each in bucket[1].list_objects_v2(Bucket="lab", Prefix="scan7/")["Contents"]}
+    assert keys == {"scan7/slice.png", *(f"scan7/sinogram-{number}.npy" for number in range(6))}
+    picture = iio.imread(bucket[1].get_object(Bucket="lab", Key="scan7/slice.png")["Body"].read())
+    assert picture.shape == (tomography.SLICE_PIXELS, tomography.SLICE_PIXELS)

@@ -35,6 +35,7 @@ from farcall_common.errors import (
 )
 from farcall_common.objects import S3, Directory, Key, Memory, Reference, Store, Valkey
 from farcall_common.objects.directory import DRAFT_PREFIX, sweep
+from farcall_common.objects.memory import REUSED_BYTES
 from farcall_common.objects.references import _reference
 from tests.integration.store_servers import Valkey as Server
 from tests.integration.store_servers import free_port
@@ -199,6 +200,92 @@ def test_a_buffer_is_put_without_a_copy(tmp_path: Path) -> None:
     del array
     gc.collect()
     np.testing.assert_equal(reference.get(), [LARGE, "x"])
+
+
+HUGE: Final = np.arange(REUSED_BYTES // 8, dtype=np.float64)
+
+
+def _files(memory: Memory) -> dict[int, str]:
+    return {Path(memory.path, name).stat().st_ino: name for name in names(memory)}
+
+
+def test_memory_of_an_evicted_object_is_written_again(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "objects")
+    store = Store(memory)
+    first = store.put(HUGE)
+    [inode] = _files(memory)
+    first.evict()
+    assert not first.exists()
+    second = store.put(-HUGE)
+    assert list(_files(memory)) == [inode]
+    np.testing.assert_equal(second.get(), -HUGE)
+    second.evict()
+    array = np.frombuffer(memory.buffer(HUGE.nbytes - 4096))
+    array[:] = 7
+    third = store.put(array)
+    assert list(_files(memory)) == [inode]
+    assert set(third.get()) == {7}
+
+
+def test_memory_that_is_read_is_not_written_again(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "objects")
+    store = Store(memory)
+    first = store.put(HUGE)
+    value = first.get()
+    first.evict()
+    second = store.put(-HUGE)
+    np.testing.assert_equal(value, HUGE)
+    np.testing.assert_equal(second.get(), -HUGE)
+    array = np.frombuffer(memory.buffer(HUGE.nbytes))
+    array[:] = HUGE
+    written = store.put(array)
+    written.evict()
+    third = store.put(-HUGE)  # the writer still has its buffer
+    np.testing.assert_equal(array, HUGE)
+    np.testing.assert_equal(third.get(), -HUGE)
+
+
+def test_memory_that_is_kept_is_limited(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "objects")
+    references = [Store(memory).put(HUGE) for _ in range(8)]
+    for each in references:
+        each.evict()
+    assert len(names(memory)) == 4
+
+
+def test_readers_never_see_another_object(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "objects")
+    readers = """
+from farcall_common.errors import ObjectGone
+seen = gone = 0
+for line in sys.stdin:
+    number, reference = pickle.loads(bytes.fromhex(line))
+    try:
+        value = reference.get()
+    except ObjectGone:
+        gone += 1
+        continue
+    assert value[0] == value[-1] == number and (value == number).all(), (number, value[:3])
+    seen += 1
+print(json.dumps([seen, gone]))
+"""
+    processes = [start(memory, readers) for _ in range(2)]
+    store = Store(memory)
+    for number in range(40):
+        reference = store.put(np.full(HUGE.size, float(number)))
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps((number, reference)).hex() + "\n")
+            process.stdin.flush()
+        for _ in range(number % 5):  # readers and eviction meet at different moments
+            store.get(reference).sum()
+        reference.evict()
+    counts = []
+    for process in processes:
+        out, error = process.communicate()
+        assert out, error
+        counts.append(json.loads(out))
+    assert all(seen + gone == 40 for seen, gone in counts)
 
 
 def test_threads_put_the_same_buffer(tmp_path: Path) -> None:

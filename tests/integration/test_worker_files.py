@@ -101,7 +101,6 @@ def test_output_that_was_not_written_fails_the_task(worker: WorkerUnderTest, sta
         out.path.symlink_to("/etc/hostname")
 
     def directory(out: Any) -> None:
-        out.path.unlink()
         out.path.mkdir()
 
     for function in (nothing, link, directory):
@@ -109,6 +108,15 @@ def test_output_that_was_not_written_fails_the_task(worker: WorkerUnderTest, sta
         assert code == "FILE_NOT_WRITTEN"
         assert MASK in message
         assert str(staged.mask) in message
+
+
+def test_output_of_a_former_attempt_is_not_stored(worker: WorkerUnderTest, staged: Staged) -> None:
+    def nothing(out: Any) -> None:
+        pass
+
+    staged.mask.write_text("of an attempt that was killed")
+    code, _ = error_of(worker, staged.directory, nothing, payload_of(out=File(MASK)))
+    assert (code, staged.mask.exists()) == ("FILE_NOT_WRITTEN", False)
 
 
 def test_file_that_the_agent_has_not_copied_is_named(worker: WorkerUnderTest, staged: Staged) -> None:

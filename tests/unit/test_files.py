@@ -34,6 +34,7 @@ PACKAGES: Final = (
 REPLACING: Final = {
     "common/farcall_common/files.py",  # write_whole
     "common/farcall_common/store/blobs_files.py",  # a blob comes in parts, and is made durable
+    "endpoint/farcall_endpoint/staging/movers/globus.py",  # a link to a file
     "endpoint/farcall_endpoint/worker/files.py",  # what a task has written, when its function has returned
     "local/farcall_local/services.py",  # moves a file away
     "localstack/farcall_localstack/assembly.py",  # an archive, made in a directory of its own
@@ -100,6 +101,11 @@ def test_state_of_a_tier_survives_a_full_disk(tmp_path: Path) -> None:
     assert Tier.load(tmp_path) == tier
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
     assert stat.S_IMODE((tmp_path / "state.json").stat().st_mode) == 0o600
+
+
+def test_synced_file_is_whole(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file", b"new", sync=True)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"new")]
 
 
 def test_failed_replacement_leaves_no_temporary_file(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ CLASSES: Final = error_classes()
 HTML: Final = b"<html><head><title>404 Not Found</title></head><body>nginx</body></html>"
 REQUEST: Final = "GET https://api.test/v3/me"
 #: Modules that read answers of identity providers, which have a shape of their own (RFC 6749).
-IDENTITY_PROVIDERS: Final = {"farcall.cli._globus", "farcall_common.login", "farcall_lambdas.auth.providers"}
+IDENTITY_PROVIDERS: Final = {"farcall_common.globus", "farcall_common.login", "farcall_lambdas.auth.providers"}
 
 
 def ours(code: str, **more: Any) -> bytes:

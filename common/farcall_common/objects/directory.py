@@ -68,7 +68,7 @@ class Directory(ObjectConnector):
     def write(self, key: Key, pieces: Sequence[Piece]) -> None:
         lifetime_of(key)
         with self._errors():
-            draft, descriptor = self._new_draft()
+            draft, descriptor = self._new_draft(sum(map(len, pieces)))
             try:
                 try:
                     _write_all(descriptor, pieces)
@@ -88,6 +88,7 @@ class Directory(ObjectConnector):
                 with contextlib.suppress(FileNotFoundError), self._opened(name) as (descriptor, state):
                     if _has_expired(state, lifetime):
                         return None
+                    self._hold(descriptor, state, name)
                     data = self._read(descriptor, state.st_size)
                     if lifetime.reads is not None:
                         self._claim(name)
@@ -106,7 +107,7 @@ class Directory(ObjectConnector):
     def evict(self, key: Key) -> None:
         with self._errors():
             for name in _names(key, lifetime_of(key)):
-                _remove(self._file(name))
+                self._discard(name)
 
     def evict_group(self, group: str) -> None:
         with self._errors(), contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
@@ -119,7 +120,7 @@ class Directory(ObjectConnector):
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
 
-    def _new_draft(self) -> tuple[str, int]:
+    def _new_draft(self, size: int) -> tuple[str, int]:  # noqa: ARG002 - of what is written
         """Path and descriptor of a new file."""
         draft = self._file(f"{DRAFT_PREFIX}{os.urandom(16).hex()}")
         self._check()
@@ -184,6 +185,16 @@ class Directory(ObjectConnector):
 
     def _is_mapped(self, descriptor: int) -> bool:
         return _file_system(os.fstat(descriptor).st_dev) in _LOCAL
+
+    def _hold(self, descriptor: int, state: os.stat_result, name: str) -> None:
+        """Keep an open file as it is for as long as it is open, or mapped.
+
+        :raises FileNotFoundError: if it was evicted.
+        """
+
+    def _discard(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        _remove(self._file(name))
 
     def _claim(self, name: str) -> None:
         """Take one of the reads of an object: its file's name says how many are left.

@@ -1,9 +1,16 @@
-"""Objects in the memory of a node: files of a memory file system, which readers map, and writers can write in place."""
+"""Objects in the memory of a node: files of a memory file system, which readers map, and writers can write in place.
+
+Memory that a process gets for the first time takes three times as long to write as memory that it has: the kernel
+clears each page. So the files of large objects that were evicted are kept, some at most, and the next ones are written
+over them. A reader locks the file that it maps (``flock``), and no file that is locked is
+written again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import mmap
 import os
@@ -11,13 +18,21 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
-from farcall_common.objects.directory import Directory, _remove
+from farcall_common.objects.directory import DRAFT_PREFIX, Directory, _remove
 from farcall_common.objects.encoding import HEAD_BYTES, head, is_head
 from farcall_common.objects.keys import Key, lifetime_of
 from farcall_common.payload import Piece
 
 _LEAD_BYTES: Final = mmap.PAGESIZE
 """In front of a buffer: room for the head of the object, and for what its value has before the buffer."""
+
+REUSED_BYTES: Final = 8 * 2**20
+"""Files of at least this size are written again."""
+_FREE: Final = f"{DRAFT_PREFIX}free-"
+"""Of the names of those that may be, in front of the size. A sweeper deletes them as it deletes drafts."""
+_MOST_FREE: Final = 4
+_MOST_FREE_BYTES: Final = 256 * 2**20
+_OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Memory(Directory):
@@ -33,7 +48,7 @@ class Memory(Directory):
 
     def buffer(self, size: int) -> memoryview:
         """Memory of ``size`` bytes for a value. One that contains it whole is put without a copy; what is written to
-        the buffer after that is not seen by others. The bytes are zero at first.
+        the buffer after that is not seen by others. The bytes are arbitrary at first.
 
         :raises StoreFull: if there is no room.
         :raises ValueError: if ``size`` is not positive.
@@ -41,7 +56,7 @@ class Memory(Directory):
         if size < 1:
             raise ValueError(f"a buffer has at least one byte, not {size}")
         with self._errors():
-            path, descriptor = self._new_draft()
+            path, descriptor = self._new_draft(_LEAD_BYTES + size)
             try:
                 # Without this, a full file system would end the process at the first write to the buffer.
                 os.posix_fallocate(descriptor, 0, _LEAD_BYTES + size)
@@ -88,6 +103,66 @@ class Memory(Directory):
             before += len(piece)
         return None
 
+    def _new_draft(self, size: int) -> tuple[str, int]:
+        if size >= REUSED_BYTES and (found := self._reused(size)) is not None:
+            return found
+        return super()._new_draft(size)
+
+    def _reused(self, size: int) -> tuple[str, int] | None:
+        """Path and descriptor of a file that is free, with this size; None if there is none."""
+        for name, free in self._free():
+            if not size // 2 <= free <= 2 * size:
+                continue
+            draft = self._file(f"{DRAFT_PREFIX}{os.urandom(16).hex()}")
+            try:
+                os.rename(self._file(name), draft)  # noqa: PTH104
+                descriptor = os.open(draft, _OPEN)
+            except OSError:  # another writer has taken it
+                continue
+            try:
+                # A reader that has opened it and locks it later finds that it has lost its name.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                os.ftruncate(descriptor, size)
+                os.utime(descriptor)  # for sweepers it is new
+            except OSError:  # it is still read
+                os.close(descriptor)
+                _remove(draft)
+            else:
+                return draft, descriptor
+        return None
+
+    def _free(self) -> list[tuple[str, int]]:
+        """The names and sizes of the files that may be written again."""
+        found = []
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.path):  # noqa: PTH208
+                size = name.removeprefix(_FREE).partition("-")[0]
+                if name.startswith(_FREE) and size.isdecimal():
+                    found.append((name, int(size)))
+        return found
+
+    def _discard(self, name: str) -> None:
+        path = self._file(name)
+        with contextlib.suppress(OSError):
+            size = os.lstat(path).st_size
+            if size >= REUSED_BYTES:
+                free = self._free()
+                if len(free) < _MOST_FREE and size + sum(each for _, each in free) <= _MOST_FREE_BYTES:
+                    os.rename(path, self._file(f"{_FREE}{size}-{os.urandom(8).hex()}"))  # noqa: PTH104
+                    return
+        _remove(path)
+
+    def _hold(self, descriptor: int, state: os.stat_result, name: str) -> None:
+        if state.st_size < REUSED_BYTES:
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:  # a writer has it, so it was evicted
+            raise FileNotFoundError(name) from error
+        if os.stat(self._file(name), follow_symlinks=False).st_ino != state.st_ino:  # noqa: PTH116
+            raise FileNotFoundError(name)
+
     def _is_mapped(self, descriptor: int) -> bool:  # noqa: ARG002 - wherever the directory is
         return True
 
@@ -119,6 +194,8 @@ class _Draft:
 
         :raises OSError: if that is not possible.
         """
+        # Its private pages are those of the file until they are changed: no other object may be written there.
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         start = _LEAD_BYTES - sum(map(len, before))
         end = _LEAD_BYTES + self.size
         total = end + sum(map(len, after))

@@ -38,7 +38,7 @@ RUN: Final = "run"
 MODULES: Final = (
     *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.file_arguments"),
     "farcall_common.futures",
-    *("farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
+    *("farcall_common.json_calls", "farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
     *("farcall_common.objects", "farcall_common.objects.connectors", "farcall_common.objects.directory"),
     *("farcall_common.objects.encoding", "farcall_common.objects.keys", "farcall_common.objects.memory"),

@@ -136,7 +136,11 @@ class TaskFiles:
             if self._no_local:
                 return outcomes.local_file_denied(placed.shown, "this endpoint runs certain functions only")
             return _problem_of_input(placed) if placed.final is None else self._problem_of_output(placed, placed.final)
-        if placed.path.parent.is_dir() if placed.is_output else placed.path.is_file():
+        if placed.is_output and placed.path.parent.is_dir():
+            with contextlib.suppress(OSError):  # what a former attempt has written is not this one's
+                placed.path.unlink(missing_ok=True)
+            return None
+        if not placed.is_output and placed.path.is_file():
             return None
         reason = f"the agent has not put it at {placed.path} of node {platform.node()}"
         return outcomes.file_unsupported(placed.shown, reason)

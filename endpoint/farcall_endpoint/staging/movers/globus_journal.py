@@ -6,15 +6,14 @@ there after a restart is submitted once more, with the same content, and answers
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
+from farcall_common.files import write_whole
 from farcall_endpoint.config import Config
 from farcall_endpoint.directory import EndpointDirectory
 
@@ -114,23 +113,7 @@ class Journal:
     def write(self, transfer: Transfer) -> None:
         """Write a transfer; when this returns, it survives a crash of the machine."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._path(transfer.submission_id)
-        draft = path.with_suffix(".draft")
-        try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(transfer))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
-            raise
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        write_whole(self._path(transfer.submission_id), msgspec.json.encode(transfer), mode=0o600, sync=True)
 
     def remove(self, submission_id: str) -> None:
         """Forget a transfer."""
