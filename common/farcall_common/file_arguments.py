@@ -19,7 +19,7 @@ import re
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from types import NoneType
 from typing import IO, Any, Final, Literal
 
@@ -57,6 +57,7 @@ class File(os.PathLike[str]):
     :param size_bytes, sha256: of a file that is read: what it must have (SHA-256 in hexadecimal). A file with a
         SHA-256 that the endpoint has already is not looked up again.
     :raises ValueError: for a URL without a scheme or a path, an unknown scheme, or another invalid value.
+    :raises TypeError: for a value of another type, such as a ``pathlib.Path``.
     """
 
     __slots__ = ("_mode", "_path", "sha256", "size_bytes", "url")
@@ -64,6 +65,7 @@ class File(os.PathLike[str]):
     def __init__(
         self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
     ) -> None:
+        _check_types(url, size_bytes, sha256)
         scheme, separator, rest = url.partition("://")
         if not separator:
             at_endpoint = f"file://{url}" if url.startswith("/") else "file:///path"
@@ -73,14 +75,18 @@ class File(os.PathLike[str]):
                 f"{MAX_PAYLOAD_BYTES // MIB} MiB"
             )
         if scheme not in SCHEMES:
-            hint = did_you_mean(scheme, SCHEMES) or f"Write one of {', '.join(f'{each}://' for each in SCHEMES)}"
-            raise ValueError(f"url: {url!r} has no scheme of a file. {hint}")
+            hint = (
+                did_you_mean(scheme.lower(), SCHEMES) or f"Write one of {', '.join(f'{each}://' for each in SCHEMES)}"
+            )
+            raise ValueError(f"url: {url!r} has an unknown scheme. {hint}")
         if len(url) > MAX_URL_CHARACTERS:
             raise ValueError(f"url: it has {len(url):,} characters; at most {MAX_URL_CHARACTERS:,} are possible")
         host, _, path = rest.partition("/")
         if not path.strip("/") or url.endswith("/"):
             raise ValueError(f"url: {url!r} names no file. Directories cannot be staged; name each file")
         if scheme == "file" and host not in ("", "localhost"):
+            if host in ("~", ".", ".."):
+                raise ValueError(f"url: {url!r} is no absolute path. Write file:///path, without {host}")
             raise ValueError(f"url: {url!r} names the host {host!r}. Write file:///{host}/{path} for an absolute path")
         if not host and scheme != "file":
             raise ValueError(f"url: {url!r} names no bucket, host, collection or endpoint")
@@ -188,6 +194,16 @@ class File(os.PathLike[str]):
     def as_output(self) -> File:
         """This file, as one that the task writes if it has no mode of its own."""
         return File(self.url, "w") if self._mode is None else self
+
+
+def _check_types(url: object, size_bytes: object, sha256: object) -> None:
+    if not isinstance(url, str):
+        path = f"file://{url}" if isinstance(url, PurePath) and url.is_absolute() else "file:///path"
+        raise TypeError(f"url: expected str, got {type(url).__name__}. Write {path!r} for a file of the endpoint")
+    if size_bytes is not None and type(size_bytes) is not int:
+        raise TypeError(f"size_bytes: expected int, got {type(size_bytes).__name__}")
+    if not isinstance(sha256, str | None):
+        raise TypeError(f"sha256: expected str, got {type(sha256).__name__}")
 
 
 def local_name(url: str) -> str:

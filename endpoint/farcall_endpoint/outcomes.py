@@ -286,13 +286,33 @@ file_not_found = Outcome(
     "FILE_NOT_FOUND",
     Fault.CALLER,
     "The file {} does not exist.",
-    "Check the URL; a file of the endpoint itself is file:///path.",
+    "Check the URL; a file of the endpoint itself is file:///path. "
+    "One that the task writes is passed as out=File(...), or is File(url, 'w').",
+)
+bucket_not_found = Outcome(
+    "FILE_NOT_FOUND",
+    Fault.CALLER,
+    "The file {} cannot be stored: there is no such bucket or container.",
+    "Check the URL, or create the bucket; the region or endpoint of the storage may be wrong, too (files.storages).",
 )
 file_denied = Outcome(
     "FILE_DENIED",
     Fault.CALLER,
     "The endpoint may not use the file {}: {}.",
     "Ask the owner of the file for access, or the endpoint's owner to open the storage to you (files.storages).",
+)
+file_no_credentials = Outcome(
+    "FILE_DENIED",
+    Fault.CALLER,
+    "The endpoint has no valid credentials for the storage of {}: {}.",
+    "Ask the endpoint's owner to set them: in the environment of the endpoint, or in files.storages; "
+    "a public storage needs the option skip_signature there.",
+)
+local_file_denied = Outcome(
+    "FILE_DENIED",
+    Fault.CALLER,
+    "The task may not use {}: {}.",
+    "It is a path of the endpoint, used with the rights of the task: check it, and its permissions there.",
 )
 file_changed = Outcome(
     "FILE_CHANGED",
@@ -322,7 +342,8 @@ file_unreachable = Outcome(
     "FILE_UNREACHABLE",
     Fault.NETWORK,
     "The endpoint does not reach the storage of {}: {}.",
-    "Submit the task again later; the endpoint's owner may have to set a proxy.",
+    "Submit the task again later. If it stays, check the host in the URL; "
+    "the endpoint's owner may have to set a proxy, or the address of the storage (files.storages).",
     retryable=True,
 )
 file_unsupported = Outcome(
@@ -341,7 +362,8 @@ files_no_room = Outcome(
     "FILES_NO_ROOM",
     Fault.PEER,
     "The endpoint has no room for the files of the task: {}.",
-    "Submit the task again later; the endpoint's owner should look at the disk of the endpoint.",
+    "Submit the task again later, or give it fewer files; "
+    "the endpoint's owner should look at files.cache and the disk.",
     retryable=True,
 )
 file_timeout = Outcome(

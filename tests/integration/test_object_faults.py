@@ -582,6 +582,21 @@ def test_a_url_that_is_none(url: str) -> None:
     assert "s3cret" not in str(caught.value)
 
 
+def test_an_s3_without_credentials(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    store = Store(S3("s3://lab/objects", endpoint_url=s3_server, region="us-east-1"))
+    with pytest.raises(StoreDenied, match="no credentials for s3://lab/objects"):
+        store.put(1)
+
+
+def test_a_url_of_s3_without_a_bucket_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be a store") as caught:
+        S3("s3://")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.usefixtures("s3_environment")
 def test_an_s3_that_denies(s3_server: str) -> None:
     boto3.client("s3").create_bucket(Bucket="denied")

@@ -198,6 +198,37 @@ def test_a_store_that_is_not_there_is_a_failure_that_may_pass(tmp_path: Path) ->
         transfers.make("t")
         report = transfers.move(FileUse("s3://lab/a"))
         assert (report.error["code"], report.error["retryable"]) == ("FILE_UNREACHABLE", True)
+        assert "(Connection refused)" in report.error["message"]
+
+
+def test_a_bucket_for_an_output_that_does_not_exist(transfers: TransferProcess) -> None:
+    use = FileUse("s3://nowhere/out", "w")
+    transfers.make("t", writes=(use.url,))
+    transfers.place(use).write_bytes(b"x")
+    report = transfers.move(use)
+    assert report.error["code"] == "FILE_NOT_FOUND"
+    assert "there is no such bucket" in report.error["message"]
+
+
+def test_a_store_for_which_there_are_no_credentials_is_named_at_once(tmp_path: Path, web: WebServer) -> None:
+    options = {"endpoint": web.url, "region": "x", "metadata_endpoint": web.url}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        for url in ("s3://lab/a", "az://lab/a"):
+            report = transfers.move(FileUse(url))
+            assert (report.error["code"], report.error["retryable"]) == ("FILE_DENIED", False)
+            assert f"no valid credentials for the storage of {url}" in report.error["message"]
+            assert "files.storages" in report.error["hint"]
+
+
+def test_a_bucket_in_another_region_is_no_failure_that_may_pass(tmp_path: Path, web: WebServer) -> None:
+    web.files["/lab/a"] = lambda _: (301, {"x-amz-bucket-region": "eu-west-1"}, b"")
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        report = transfers.move(FileUse("s3://lab/a"))
+        assert (report.error["code"], report.error["retryable"]) == ("FILE_DENIED", False)
+        assert "in another region" in report.error["message"]
 
 
 # -- the web -----------------------------------------------------------------------------------------------------------

@@ -414,7 +414,11 @@ def test_mistakes_in_files_are_named(tmp_path: Path, text: str, message: str) ->
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"endpoin": "x"}, "endpoin"), ({"region": "$FARCALL_TEST_NOT_SET"}, "FARCALL_TEST_NOT_SET is not set")],
+    [
+        ({"endpoin": "x"}, "endpoin"),
+        ({"region": "$FARCALL_TEST_NOT_SET"}, "variable FARCALL_TEST_NOT_SET is not set"),
+        ({"region": "${FARCALL_TEST_NOT_SET}"}, "variable FARCALL_TEST_NOT_SET is not set"),
+    ],
 )
 def test_an_endpoint_with_impossible_options_of_a_storage_does_not_start(options: dict[str, str], message: str) -> None:
     config = Config(files=FilesConfig(storages=(StorageConfig(url="s3://lab/raw", options=options),)))

@@ -539,6 +539,16 @@ def test_a_list_that_is_none_is_refused(payload: bytes) -> None:
     assert found.code == "FILES_INVALID"
 
 
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("globus://a/b", "it has no Globus collection (files.globus)"), ("endpoint://a/b", "it does not know the scheme")],
+)
+def test_a_refusal_says_what_the_endpoint_lacks(url: str, reason: str) -> None:
+    found = read_files(pack_files([FileUse(url)], b""))
+    assert isinstance(found, ErrorRecord)
+    assert found.message == f"This endpoint cannot copy the file {url}: {reason}."
+
+
 def test_http_is_staged_with_a_checksum() -> None:
     use = FileUse("http://host/a", sha256=hashlib.sha256(b"").hexdigest())
     assert not isinstance(read_files(pack_files([use], b"")), ErrorRecord)

@@ -99,6 +99,13 @@ def test_input_that_is_not_as_expected_fails_the_call(executor: Executor, file: 
     assert (caught.value.record.code, caught.value.record.retries_used) == (code, None)
 
 
+def test_missing_file_of_a_fake_cloud_has_a_hint(executor: Executor) -> None:
+    with pytest.raises(TaskError) as caught:
+        executor.submit(total, File("s3://lab/typo")).result(WAIT_S)
+    assert "FakeCloud(files=...)" in caught.value.record.hint
+    assert "out=File(...)" in caught.value.record.hint
+
+
 def test_input_as_expected(executor: Executor) -> None:
     file = File(SCAN, size_bytes=3, sha256=hashlib.sha256(b"5 7").hexdigest())
     assert executor.submit(total, file).result(WAIT_S) == 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import pickle
 import zlib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
 import msgspec
@@ -40,7 +40,9 @@ JSON: Final = JSONData(lossless=True)
     [
         ("scan.h5", "Write file:///path for a file of the endpoint"),
         ("/data/scan.h5", "Write file:///data/scan.h5 for a file of the endpoint"),
-        ("s4://lab/scan.h5", "s3"),
+        ("s4://lab/scan.h5", "unknown scheme. Write one of"),
+        ("S3://lab/scan.h5", "Did you mean 's3'?"),
+        ("file://~/scan.h5", "is no absolute path. Write file:///path, without ~"),
         ("s3://lab", "names no file"),
         ("s3://lab/raw/", "Directories cannot be staged"),
         ("s3:///scan.h5", "names no bucket"),
@@ -68,6 +70,22 @@ def test_url_that_names_no_file_is_refused(url: str, message: str) -> None:
 def test_invalid_option_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         File("s3://lab/scan.h5", **options)
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        (Path("/data/scan.h5"), {}, "url: expected str, got PosixPath. Write 'file:///data/scan.h5' for"),
+        (None, {}, "url: expected str, got NoneType. Write 'file:///path' for"),
+        ("s3://lab/scan.h5", {"size_bytes": 2.0}, "size_bytes: expected int, got float"),
+        ("s3://lab/scan.h5", {"size_bytes": "2"}, "size_bytes: expected int, got str"),
+        ("s3://lab/scan.h5", {"sha256": b"0"}, "sha256: expected str, got bytes"),
+    ],
+)
+def test_value_of_another_type_is_refused(url: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        File(url, **options)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["https://host/x", "http://host/x", "endpoint://ep/x"])

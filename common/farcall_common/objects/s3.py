@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _PART_BYTES: Final = 16 * 2**20
 """Above this size an object is uploaded in parts, a few at the same time."""
 _RETRY: Final = {"max_retries": 3, "retry_timeout": dt.timedelta(seconds=60)}
+_FOR_CREDENTIALS: Final = ("/latest/api/token", "/latest/meta-data/iam/", "//169.254.170.2/")
+"""Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of AWS."""
 
 
 class S3(ObjectConnector):
@@ -59,7 +61,9 @@ class S3(ObjectConnector):
                 **{name: value for name, value in options.items() if value is not None},
             )
         except (BaseError, ValueError) as error:
-            raise ConfigurationError(f"{url} cannot be a store: {error}", hint="Write s3://BUCKET/PREFIX.") from error
+            raise ConfigurationError(
+                f"{url} cannot be a store: {_short(error)}", hint="Write s3://BUCKET/PREFIX."
+            ) from error
 
     def __repr__(self) -> str:
         return f"S3({self._url!r})"
@@ -137,6 +141,11 @@ class S3(ObjectConnector):
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise StoreDenied(f"{self._url} refuses these credentials: {_short(error)}") from error
         except exceptions.BaseError as error:
+            if any(each in str(error) for each in _FOR_CREDENTIALS):
+                raise StoreDenied(
+                    f"There are no credentials for {self._url}.",
+                    hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where this runs, or give its machine a role.",
+                ) from error
             raise StoreUnavailable(f"{self._url}: {_short(error)}") from error
 
 

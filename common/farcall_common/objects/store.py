@@ -270,7 +270,9 @@ def connector_at(url: str) -> Connector:
         return connected("memory", {"path": _private_memory()})
     if url.startswith("file:///"):
         return connected("directory", {"path": urllib.parse.unquote(url.removeprefix("file://"))})
-    raise ConfigurationError(f"{scheme}: is not the address of a store.", hint=f"Use one of {_FORMS}.")
+    raise ConfigurationError(
+        f"{scheme + ':' if scheme else 'An empty text'} is not the address of a store.", hint=f"Use one of {_FORMS}."
+    )
 
 
 def _private_memory() -> str:

@@ -232,7 +232,11 @@ class Cache:
             if excess > 0:
                 excess -= self._evict(excess)
             if excess > 0:
-                raise MoveError(outcomes.files_no_room("files of other tasks take all of the space for files"))
+                raise MoveError(
+                    outcomes.files_no_room(
+                        f"this task's files and those of other tasks need more than {self.budget_bytes:,} bytes"
+                    )
+                )
             self._drafts[draft] = size_bytes
 
     def make_room(self) -> bool:

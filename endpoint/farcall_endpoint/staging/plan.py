@@ -94,7 +94,10 @@ def read_files(
         if refusal:
             return outcomes.file_unsupported(shown(use.url), refusal)
         if scheme not in schemes:
-            return outcomes.file_unsupported(shown(use.url), f"it cannot move {shown(scheme)}:// URLs")
+            reason = (
+                "it has no Globus collection (files.globus)" if scheme == "globus" else "it does not know the scheme"
+            )
+            return outcomes.file_unsupported(shown(use.url), reason)
         if use.mode == "w" and scheme in ("http", "https"):
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:

@@ -134,7 +134,7 @@ class TaskFiles:
     def _problem(self, placed: _Placed) -> ErrorRecord | None:
         if placed.url.startswith(LOCAL):
             if self._no_local:
-                return outcomes.file_denied(placed.shown, "this endpoint runs certain functions only")
+                return outcomes.local_file_denied(placed.shown, "this endpoint runs certain functions only")
             return _problem_of_input(placed) if placed.final is None else self._problem_of_output(placed, placed.final)
         if placed.is_output and placed.path.parent.is_dir():
             with contextlib.suppress(OSError):  # what a former attempt has written is not this one's
@@ -147,7 +147,7 @@ class TaskFiles:
 
     def _problem_of_output(self, placed: _Placed, final: Path) -> ErrorRecord | None:
         if final.is_dir():
-            return outcomes.file_denied(placed.shown, "it is a directory")
+            return outcomes.local_file_denied(placed.shown, "it is a directory")
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             for attempt in range(self._attempt):  # what a former attempt could not remove when it was killed
@@ -179,4 +179,4 @@ def _problem_of_input(placed: _Placed) -> ErrorRecord | None:
 
 def _denied(url: str, error: OSError) -> ErrorRecord:
     place = f": {error.filename}" if error.filename else ""
-    return outcomes.file_denied(shown(url), f"{error.strerror or error}{place}")
+    return outcomes.local_file_denied(shown(url), f"{error.strerror or error}{place}")

@@ -18,9 +18,9 @@ from farcall_common.staging import StagedFile
 class FileProblem(Exception):
     """A file of a task is missing, or is not as it should be."""
 
-    def __init__(self, code: str, message: str, *, fault: Fault = Fault.CALLER) -> None:
+    def __init__(self, code: str, message: str, hint: str = "", *, fault: Fault = Fault.CALLER) -> None:
         super().__init__(message)
-        self.record = ErrorRecord(code, message, fault=fault)
+        self.record = ErrorRecord(code, message, hint, fault)
 
 
 class TaskFiles:
@@ -108,7 +108,12 @@ class TaskFiles:
 
 def _problem(file: File, path: Path) -> FileProblem | None:
     if not path.is_file():
-        return FileProblem("FILE_NOT_FOUND", f"The file {file.url} does not exist.")
+        return FileProblem(
+            "FILE_NOT_FOUND",
+            f"The file {file.url} does not exist.",
+            "Check the URL, or add it to FakeCloud(files=...). "
+            "One that the task writes is passed as out=File(...), or is File(url, 'w').",
+        )
     content = path.read_bytes()
     if file.size_bytes not in (None, len(content)):
         return FileProblem("FILE_CHANGED", f"The file {file.url} has {len(content)} bytes, not {file.size_bytes}.")

@@ -24,6 +24,18 @@ from farcall_endpoint.staging.orders import shown
 
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
+_CAUSE: Final = re.compile(r'\b(?:error|message): "([^"\n]{1,200})"')
+"""Of an error of a connection, in the lines after the first: obstore has no other place for it."""
+_FOR_CREDENTIALS: Final = (
+    "/latest/api/token",
+    "/latest/meta-data/iam/",
+    "//169.254.170.2/",
+    "/computeMetadata/v1/",
+    "/metadata/identity/oauth2/token",
+)
+"""Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of clouds."""
+_OTHER_REGION: Final = "redirect without LOCATION"
+"""What obstore says of a bucket of S3 that is in another region."""
 _MOST_CHARACTERS: Final = 500
 _RANGES_FROM_BYTES: Final = 32 * 2**20
 _RANGE_BYTES: Final = 8 * 2**20
@@ -76,9 +88,10 @@ def open_store(root: str, options: Mapping[str, str]) -> ObjectStore:
 def _value(name: str, value: str) -> str:
     if not value.startswith("$"):
         return value
-    found = os.environ.get(value[1:].strip("{}"))
+    variable = value[1:].strip("{}")
+    found = os.environ.get(variable)
     if found is None:
-        raise ValueError(f"{name}: the environment variable {value[1:]} is not set")
+        raise ValueError(f"{name}: the environment variable {variable} is not set")
     return found
 
 
@@ -150,7 +163,7 @@ class ObjectMover:
                     report(size_bytes)
                     yield chunk
 
-        with _mapped(url):
+        with _mapped(url, is_output=True):
             if whole_bytes <= part_bytes:
                 body = b"".join(parts())
                 put = obstore.put(store, key, body, use_multipart=False)
@@ -164,7 +177,7 @@ class ObjectMover:
         try:
             return self._store(f"{scheme}://{bucket}"), key
         except ValueError as error:
-            raise MoveError(outcomes.file_denied(shown(url), str(error))) from error
+            raise MoveError(outcomes.file_no_credentials(shown(url), str(error))) from error
 
 
 def _chunks(store: ObjectStore, key: str, found: Found) -> Iterator[bytes | obstore.Bytes]:
@@ -213,12 +226,13 @@ def _found(meta: Any) -> Found:
 
 
 @contextlib.contextmanager
-def _mapped(url: str) -> Iterator[None]:
+def _mapped(url: str, *, is_output: bool = False) -> Iterator[None]:
     """Errors of the store as those of a mover."""
     try:
         yield
     except (FileNotFoundError, exceptions.NotFoundError) as error:
-        raise MoveError(outcomes.file_not_found(shown(url))) from error
+        missing = outcomes.bucket_not_found if is_output else outcomes.file_not_found
+        raise MoveError(missing(shown(url))) from error
     except (PermissionError, exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
         reason = f"the storage refuses the endpoint's credentials ({_first_line(error)})"
         raise MoveError(outcomes.file_denied(shown(url), reason)) from error
@@ -227,7 +241,16 @@ def _mapped(url: str) -> Iterator[None]:
     except exceptions.PreconditionError as error:
         raise MoveError(outcomes.file_changed(shown(url))) from error
     except exceptions.BaseError as error:
-        raise MoveError(outcomes.file_unreachable(shown(url), _first_line(error))) from error
+        text = str(error)
+        if any(each in text for each in _FOR_CREDENTIALS):
+            reason = "its environment and files.storages have none, and this machine's cloud gives none"
+            raise MoveError(outcomes.file_no_credentials(shown(url), reason)) from error
+        if _OTHER_REGION in text:
+            reason = "the bucket is in another region than AWS_REGION or the option region says"
+            raise MoveError(outcomes.file_denied(shown(url), reason)) from error
+        cause = _CAUSE.search(text)
+        reason = _first_line(error) + (f" ({cause[1]})" if cause else "")
+        raise MoveError(outcomes.file_unreachable(shown(url), reason)) from error
 
 
 def _first_line(error: BaseException) -> str:
