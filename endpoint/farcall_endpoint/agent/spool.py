@@ -41,7 +41,9 @@ from farcall_endpoint.staging.plan import TaskFiles
 _logger = logging.getLogger(__name__)
 
 _MOST_FORGOTTEN: Final = 1000
-_FORMAT: Final = "3"
+_FORMAT: Final = "4"
+_SAME_TABLES: Final = "3"
+"""Versions with this format do not know of files, and would report a task before its outputs are stored."""
 _MAX_ROW_BYTES: Final = 64 * 1024
 """Larger bodies are files. Arguments and results of that size travel through the blob store too."""
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -190,12 +192,13 @@ class Spool:
         if known.get("format") in {"1", "2"}:
             self._database.create_function("with_options", 1, _with_options)
             self._database.executescript(_TAKE_OVER_OPTIONS)
-        elif known.get("format", _FORMAT) != _FORMAT:
+        elif known.get("format", _FORMAT) not in (_SAME_TABLES, _FORMAT):
             raise ConfigurationError(
                 f"The spool {path} has format {known['format']}, this version reads {_FORMAT}.",
                 hint="Start the endpoint with the version that wrote it, or move the spool away.",
             )
         self._database.executescript(_SCHEMA)
+        self._database.execute("UPDATE meta SET value = ? WHERE key = 'format'", (_FORMAT,))
         if self._files is not None:
             self._files.mkdir(mode=0o700, exist_ok=True)
         if self._number("auto_vacuum") != _INCREMENTAL:  # a spool of an earlier version
