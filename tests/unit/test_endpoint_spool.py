@@ -537,6 +537,19 @@ def test_spool_of_the_former_format_is_migrated(tmp_path: Path) -> None:
             assert not [name for name in tables if name.startswith("former")]
 
 
+def test_spool_with_format_3_is_not_for_older_versions_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "spool.sqlite3"
+    with contextlib.closing(Spool(path)) as spool:
+        spool.commit(WriteSpool(accepted=[make_task(1)]))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("DROP TABLE files")
+        database.execute("UPDATE meta SET value = '3' WHERE key = 'format'")
+    with contextlib.closing(Spool(path)) as spool:
+        assert [task.spec.task_id for task in load(spool)[0]] == ["t1"]
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT value FROM meta WHERE key = 'format'").fetchone() == ("4",)
+
+
 def test_tasks_of_format_2_keep_their_options(tmp_path: Path) -> None:
     path = tmp_path / "spool.sqlite3"
     with contextlib.closing(Spool(path)) as spool:

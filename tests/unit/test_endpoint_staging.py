@@ -493,11 +493,6 @@ def test_the_report_has_a_hundred_tasks_at_most() -> None:
     assert [row["task_id"] for row in driver.plan.report()] == [f"t{number}" for number in range(MOST_ROWS)]
 
 
-def test_a_url_is_shown_on_one_short_line() -> None:
-    assert orders.shown("s3://lab/a\nb") == "s3://lab/a?b"
-    assert len(orders.shown("s3://lab/" + "x" * 500)) == orders.MOST_SHOWN
-
-
 # -- lists -------------------------------------------------------------------------------------------------------------
 
 

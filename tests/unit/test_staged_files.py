@@ -235,6 +235,11 @@ def test_shown_url_has_no_secret(url: str, text: str) -> None:
     assert shown(url) == text
 
 
+def test_url_is_shown_on_one_short_line() -> None:
+    assert shown("s3://lab/a\nb") == "s3://lab/a?b"
+    assert len(shown("s3://lab/" + "x" * 500)) == 200
+
+
 def test_file_travels_in_json_without_code() -> None:
     value = [1, {"files": [File("s3://lab/a", sha256=SHA), File("s3://lab/b", "w")]}]
     with collecting() as found:

@@ -15,11 +15,11 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Final
 
+from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
 from farcall_endpoint.staging.movers.objects import ObjectMover
 from farcall_endpoint.staging.movers.web import WebMover
-from farcall_endpoint.staging.orders import shown
 from farcall_endpoint.staging.settings import Storage, TransferSettings
 
 _WEB: Final = ("http", "https")

@@ -10,12 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_common.file_arguments import shown as without_secrets
 from farcall_common.staged_files import FileUse
 
 _LENGTH_BYTES: Final = 4
-MOST_SHOWN: Final = 200
-"""Characters of a URL in a report or message."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -160,9 +157,3 @@ def frames_of(data: bytearray) -> Iterator[bytes]:
         yield bytes(data[start + _LENGTH_BYTES : end])
         start = end
     del data[:start]
-
-
-def shown(url: str) -> str:
-    """A URL for reports, messages and logs: short, on one line, without what may be a secret."""
-    clean = "".join([each if each.isprintable() else "?" for each in without_secrets(url)])
-    return clean if len(clean) <= MOST_SHOWN else f"{clean[: MOST_SHOWN - 1]}…"

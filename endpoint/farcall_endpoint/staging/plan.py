@@ -20,13 +20,13 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.file_arguments import place_of
+from farcall_common.file_arguments import place_of, shown
 from farcall_common.staged_files import FileUse, unpack_files
 from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.orders import Order, Report, shown
+from farcall_endpoint.staging.orders import Order, Report
 
 MOST_ROWS: Final = 100
 """Of tasks in a report."""

@@ -34,6 +34,7 @@ from typing import Final
 import msgspec
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.file_arguments import shown
 from farcall_common.staged_files import FileUse
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
@@ -48,7 +49,7 @@ from farcall_endpoint.staging.movers import (
     MoveError,
     Mover,
 )
-from farcall_endpoint.staging.orders import Order, Report, frame, frames_of, shown
+from farcall_endpoint.staging.orders import Order, Report, frame, frames_of
 from farcall_endpoint.staging.places import TaskPlaces
 from farcall_endpoint.staging.settings import TransferSettings
 

@@ -28,6 +28,7 @@ import msgspec
 
 from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES
 from farcall_common.errors import FarcallError
+from farcall_common.file_arguments import shown
 from farcall_common.login import KeptLogin
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, Move, MoveError
@@ -43,7 +44,6 @@ from farcall_endpoint.staging.movers.globus_documents import (
 )
 from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
 from farcall_endpoint.staging.movers.globus_records import Ending, Records, errors_of, is_away, with_words
-from farcall_endpoint.staging.orders import shown
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 import globus_sdk
 
 from farcall_common.errors import Unavailable
+from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, Move, MoveError
 from farcall_endpoint.staging.movers.globus_journal import Transfer
-from farcall_endpoint.staging.orders import shown
 
 _MOST_ITEMS: Final = 10_000
 """Of one transfer task."""

@@ -18,9 +18,9 @@ import obstore
 from obstore import exceptions
 from obstore.store import ObjectStore, from_url
 
+from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
-from farcall_endpoint.staging.orders import shown
 
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")

@@ -20,9 +20,9 @@ from typing import Final
 
 import httpx
 
+from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
-from farcall_endpoint.staging.orders import shown
 
 SCHEMES: Final = frozenset({"http", "https"})
 _MOST_REDIRECTS: Final = 10
