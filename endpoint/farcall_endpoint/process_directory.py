@@ -50,9 +50,12 @@ class ProcessDirectory:
         ).start()
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove it with all that is in it, if that was not done."""
+        if self.descriptor < 0:
+            return
         remove_tree(str(self.path))
         os.close(self.descriptor)
+        self.descriptor = -1
 
 
 def remove_leftovers(parent: Path, *, prefix: str) -> None:

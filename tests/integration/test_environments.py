@@ -20,6 +20,7 @@ from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
 from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
 from farcall_endpoint.manager.worker_process import Confinement
@@ -380,7 +381,7 @@ def test_what_was_deleted_from_the_cache_is_prepared_again(node: Node, venv: Pat
 def test_the_directory_of_sockets_is_made_again(temporary: Path, node: Node, venv: Path) -> None:
     environment = Environment(type="venv", location=str(venv))
     node.kill(node.ready(environment))
-    [sockets] = temporary.glob("farcall-*")
+    [sockets] = [each for each in temporary.glob("farcall-*") if not each.name.startswith(TEMPORARY_PREFIX)]
     shutil.rmtree(sockets)
     worker = node.launch(environment)
     assert node.packet(worker).pid

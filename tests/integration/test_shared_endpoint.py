@@ -558,7 +558,7 @@ def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_pa
     (tmp_path / "landlockpy.py").write_text(
         "import enum\n"
         "class AccessFS(enum.IntFlag):\n"
-        "    READ_FILE = WRITE_FILE = READ_DIR = EXECUTE = IOCTL_DEV = TRUNCATE = 1\n"
+        "    READ_FILE = WRITE_FILE = READ_DIR = EXECUTE = IOCTL_DEV = TRUNCATE = MAKE_REG = REMOVE_FILE = 1\n"
         "class AccessNet: pass\n"
         "class Ruleset: pass\n"
         "class Scope: pass\n"

@@ -110,7 +110,7 @@ def test_a_task_reads_and_writes_files_and_leaves_the_copy_in_the_cache_only(
         assert (written_row["url"], written_row["size_bytes"]) == (out.url, 4)
     assert web.requests["GET", "/data"] == 1
     wait_until(lambda: staged(endpoint) == [], "the directories of the tasks are removed")
-    assert transfers(endpoint) == []
+    wait_until(lambda: transfers(endpoint) == [], "the status names no transfers")
 
 
 def test_an_endpoint_whose_tasks_have_no_files_has_no_transfer_process(endpoint: EndpointProcess) -> None:
