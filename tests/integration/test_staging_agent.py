@@ -140,8 +140,10 @@ def test_a_slot_is_free_and_the_status_says_what_moves_while_a_file_comes(
     waiting = [submit(endpoint, read, source(web, "/data", b"data")) for _ in range(3)]
     wait_until(lambda: gate.waiting, "the transfer begins")
     assert endpoint.cloud.end(endpoint.cloud.submit(len, "abc")).value == 3
-    urls = 3 * [f"{web.url}/data"]
-    wait_until(lambda: [row["url"] for row in transfers(endpoint)] == urls, "the status has it")
+    begun = f"{web.url}/data"
+    wait_until(
+        lambda: [len(rows := transfers(endpoint)), *(row["url"] for row in rows[:1])] == [3, begun], "the status"
+    )
     row = transfers(endpoint)[0]
     assert (row["state"], row["files"]) == ("staging-in", "0/1")
     gate.opened.set()
