@@ -1,4 +1,4 @@
-"""Files of tasks: one from an object store, beside the library that copies it alone, and one that many tasks share."""
+"""Files of tasks: one from an object store, compared with the library alone, and one that many tasks share."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from farcall_common.limits import MAX_FILE_BYTES, MAX_PAYLOAD_BYTES, MAX_URL_CHA
 
 PREFIX: Final = b"fl\n"
 """Of a payload with a list of files."""
+_PREFIX_BYTES: Final = len(PREFIX)
 LOCAL: Final = "file://"
 """Of a path of the endpoint."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
@@ -244,7 +245,7 @@ def local_path(url: str) -> Path:
 
 def has_files(payload: bytes | memoryview) -> bool:
     """Whether a payload has a list of files."""
-    return bytes(payload[: len(PREFIX)]) == PREFIX
+    return payload[:_PREFIX_BYTES] == PREFIX
 
 
 def without_files(payload: bytes | memoryview) -> memoryview:

@@ -45,7 +45,7 @@ from farcall_endpoint.config import (
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.protocol import PrewarmRequest
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
+from farcall_endpoint.staging.settings import GlobusSettings
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {

@@ -361,7 +361,7 @@ files_too_large = Outcome(
 files_no_room = Outcome(
     "FILES_NO_ROOM",
     Fault.PEER,
-    "The endpoint has no room for the files of the task: {}.",
+    "The endpoint cannot take the files of the task: {}.",
     "Submit the task again later, or give it fewer files; "
     "the endpoint's owner should look at files.cache and the disk.",
     retryable=True,

@@ -13,7 +13,6 @@ import heapq
 import itertools
 import logging
 import os
-import re
 import stat
 import threading
 import time
@@ -23,6 +22,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from farcall_common.errors import InvalidRequest
+from farcall_common.object_keys import Key, lifetime_of
 from farcall_endpoint.removal import make_accessible, remove_tree
 from farcall_endpoint.worker.directories import SUBMITTERS
 from farcall_endpoint.worker.places import SHARED
@@ -31,9 +32,6 @@ _logger = logging.getLogger(__name__)
 
 YOUNG_S: Final = 60.0
 """What was used so lately is never deleted: it may just be in use."""
-_OBJECT: Final = re.compile(r"[0-9a-f]{32}\.(?:(?P<explicit>x)|t-(?P<expires_s>[0-9]{1,9}))")
-"""Names of objects that stay until they are evicted, or for so many seconds after their last use, at most for
-``max_age_s``. All other files stay for ``retention_s``."""
 MOST_FILES: Final = 100_000
 """Of each submitter in one place: the oldest are deleted."""
 MOST_DEPTH: Final = 64
@@ -135,18 +133,23 @@ def choose(
 
 
 def _lifetime_s(name: str, *, retention_s: float, max_age_s: float) -> float:
-    """For how long a file is kept after its last use."""
-    found = _OBJECT.fullmatch(name)
-    if found is None:
+    """For how long a file is kept after its last use: ``retention_s``, unless it is an object whose name says another
+    time. Those that stay until they are evicted are kept for ``max_age_s``, and none for longer."""
+    try:
+        lifetime = lifetime_of(Key(name))
+    except InvalidRequest:
         return retention_s
-    return max_age_s if found["explicit"] else min(float(found["expires_s"]), max_age_s)
+    if lifetime.expires_s is None:
+        return max_age_s
+    return min(float(lifetime.expires_s), max_age_s) if lifetime.is_timed else retention_s
 
 
 class Sweeper:
     """Sweeps the directories of an endpoint. :meth:`sweep` takes as long as it takes: call it in a thread.
 
     :param memory_root: where the directories in memory are; None: there are none.
-    :param clock: returns epoch seconds.
+    :param clock, steady: return epoch seconds and monotonic ones. The system's time may jump: a file counts as no older
+        than it is by either.
     """
 
     def __init__(
@@ -156,8 +159,11 @@ class Sweeper:
         settings: SweepSettings,
         *,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._steady = steady
+        self._offset_s = clock() - steady()
         self._working_dir = working_dir
         self._memory_root = memory_root
         self.settings = settings
@@ -187,7 +193,7 @@ class Sweeper:
             settings = self.settings
             chosen = choose(
                 files,
-                now=self._clock(),
+                now=min(self._clock(), self._steady() + self._offset_s),
                 budget_bytes=budget(places[0][1], used_bytes),
                 retention_s=settings.retention_s,
                 max_age_s=settings.max_age_s,

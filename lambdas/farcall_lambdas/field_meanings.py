@@ -13,7 +13,7 @@ from typing import Final
 from farcall_common.task_options import TaskOptions
 
 _OF_OPTIONS: Final[Mapping[str, str]] = {
-    found["name"]: f"{found['text'][0].upper()}{' '.join(found['text'][1:].split())}"
+    found["name"]: (text := " ".join(found["text"].split()))[0].upper() + text[1:]
     for found in re.finditer(
         r":param (?P<name>\w+): (?P<text>.+?)(?=\n\s*:param|\s*\Z)", TaskOptions.__doc__ or "", re.DOTALL
     )

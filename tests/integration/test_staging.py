@@ -701,7 +701,7 @@ def test_a_defect_of_a_batch_is_the_end_of_its_files_only(tmp_path: Path) -> Non
 def test_a_process_that_cannot_start_is_started_later(
     tmp_path: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with too many processes of the user: the agent goes on."""
+    """As with too many processes of the user: the agent continues."""
     now = 0.0
     with transfer_process(tmp_path, clock=lambda: now) as transfers:
         with monkeypatch.context() as patch:

@@ -328,6 +328,17 @@ def test_a_time_that_a_task_has_set_ahead_keeps_no_file(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+@pytest.mark.parametrize("jump_s", [25 * 3600.0, -25 * 3600.0])
+def test_a_clock_that_jumps_makes_no_file_old(tmp_path: Path, jump_s: float) -> None:
+    now = time.time()
+    before = write(tmp_path / SHARED / "before", 0)
+    wall = [now]
+    swept = Sweeper(tmp_path, None, SweepSettings(), clock=lambda: wall[0], steady=lambda: 100.0)
+    wall[0] += jump_s
+    swept.sweep()
+    assert before.exists()
+
+
 def test_a_sweep_follows_no_link(tmp_path: Path) -> None:
     kept = write(tmp_path / "kept" / "file", 100 * DAY_S)
     (tmp_path / SHARED).mkdir()

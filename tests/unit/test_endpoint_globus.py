@@ -15,7 +15,8 @@ from farcall_endpoint.config import parse_config
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.staging.movers import MoveError
 from farcall_endpoint.staging.movers.globus_documents import place_of_url
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
+from farcall_endpoint.staging.movers.globus_journal import Item, Journal, Transfer
+from farcall_endpoint.staging.settings import GlobusSettings
 
 UUID = "6c54cade-bde5-45c1-bdea-f4bd71dba2cc"
 

@@ -16,7 +16,7 @@ from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.staging import MAX_FILES_SHOWN
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import MOST_ROWS, Outcome, Staging, TaskFiles, read_files
+from farcall_endpoint.staging.plan import MOST_ROWS, FileList, FilesMoved, Staging, read_files
 
 IN, OUT = FileUse("s3://lab/raw/a"), FileUse("s3://lab/out/a", "w")
 AWAY = outcomes.file_unreachable("s3://lab/raw/a", "it is away").to_json()
@@ -24,7 +24,7 @@ MISSING = outcomes.file_not_found("s3://lab/raw/a").to_json()
 FULL = outcomes.files_no_room("the disk is full").to_json()
 
 
-def files_of(*uses: FileUse) -> TaskFiles:
+def files_of(*uses: FileUse) -> FileList:
     found = read_files(pack_files(uses, b"call"))
     assert not isinstance(found, ErrorRecord)
     return found[0]
@@ -67,7 +67,7 @@ class Driver:
     def fetched(self, fetch: orders.Fetch, size_bytes: int = 3) -> None:
         self.hear(orders.Fetched(fetch.number, size_bytes, "ab" * 32, cached=False))
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[FilesMoved]:
         found, self.plan.outcomes = self.plan.outcomes, []
         return found
 

@@ -42,7 +42,7 @@ from farcall_endpoint.protocol import (
     TaskOrder,
 )
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import Staging, TaskFiles
+from farcall_endpoint.staging.plan import FileList, Staging
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"
@@ -183,7 +183,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     spooled = [
         SpooledTask(1, spec("old"), 1, 0.0, 1),
         SpooledTask(2, spec("r"), 1, 0.0, result=stored),
-        SpooledTask(3, spec("writes"), 1, 0.0, files=TaskFiles(b"", writes=1)),
+        SpooledTask(3, spec("writes"), 1, 0.0, files=FileList(b"", writes=1)),
     ]
     progress = Progress(finished=done, workers=2)
     calls = tuple(GivenCall(TaskOrder(f"g/{number}", 1, HASH, number - 1), b"") for number in (1, 2))

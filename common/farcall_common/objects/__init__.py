@@ -7,9 +7,9 @@ with the other.
 This package unpickles what is in a store: it is for clients and workers only.
 """
 
+from farcall_common.object_keys import Key
 from farcall_common.objects.connectors import Connector
 from farcall_common.objects.directory import Directory
-from farcall_common.objects.keys import Key
 from farcall_common.objects.memory import Memory
 from farcall_common.objects.references import Reference
 from farcall_common.objects.s3 import S3

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Sequence
 from typing import Any, Protocol, Self
 
-from farcall_common.objects.keys import EXPLICIT, Key
+from farcall_common.object_keys import EXPLICIT, Key
 from farcall_common.payload import Piece
 
 Bytes = bytes | bytearray | memoryview
@@ -39,7 +39,7 @@ class Connector(Protocol):
 
 
 class ObjectConnector(abc.ABC):
-    """A connector of ours: objects have lifetimes (see :mod:`~farcall_common.objects.keys`).
+    """A connector of ours: objects have lifetimes (see :mod:`~farcall_common.object_keys`).
 
     ``put`` and ``new_key``, which ProxyStore calls, make objects that stay until they are evicted. ``close`` deletes
     nothing. May be used from any thread.

@@ -22,8 +22,8 @@ from farcall_common.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from farcall_common.object_keys import Key, Lifetime, lifetime_of
 from farcall_common.objects.connectors import ObjectConnector
-from farcall_common.objects.keys import Key, Lifetime, lifetime_of
 from farcall_common.payload import Piece
 
 DRAFT_PREFIX: Final = ".draft-"

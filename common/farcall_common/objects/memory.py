@@ -18,9 +18,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
+from farcall_common.object_keys import Key, lifetime_of
 from farcall_common.objects.directory import DRAFT_PREFIX, Directory, _remove
 from farcall_common.objects.encoding import HEAD_BYTES, head, is_head
-from farcall_common.objects.keys import Key, lifetime_of
 from farcall_common.payload import Piece
 
 _LEAD_BYTES: Final = mmap.PAGESIZE

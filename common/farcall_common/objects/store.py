@@ -22,10 +22,10 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from farcall_common import running
 from farcall_common.errors import ConfigurationError, Unsupported
+from farcall_common.object_keys import checked_group, chosen_lifetime
 from farcall_common.objects.connectors import Connector, ObjectConnector
 from farcall_common.objects.directory import Directory as Directory  # all four: for use()
 from farcall_common.objects.encoding import encode
-from farcall_common.objects.keys import checked_group, chosen_lifetime
 from farcall_common.objects.memory import Memory as Memory
 from farcall_common.objects.references import Reference, connected, name_of, remember
 from farcall_common.objects.s3 import S3 as S3

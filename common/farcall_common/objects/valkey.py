@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall_common.errors import ConfigurationError, StoreDenied, StoreFull, StoreUnavailable
+from farcall_common.object_keys import Key, lifetime_of
 from farcall_common.objects.connectors import ObjectConnector
-from farcall_common.objects.keys import Key, lifetime_of
 from farcall_common.payload import Piece
 
 if TYPE_CHECKING:

@@ -394,7 +394,7 @@ class AgentCore:
         return actions + turn.other_actions()
 
     def _move_files(self, now: float) -> None:
-        """Let files move, and tasks go on whose files have moved."""
+        """Let files move, and tasks continue whose files have moved."""
         staging, held = self._staging, self._held
         if not self._is_draining:
             staging.tick(now)
@@ -477,7 +477,7 @@ class AgentCore:
         if spec.options.environment is not None:
             task.environment_key = self._environment_key(spec)
         refused = _refused(opened) or self._admission.refusal(spec, None, now=now)
-        if refused is None and payload is not None:
+        if refused is None and payload is not None and (spec.options.callees or has_files(payload)):
             refused = self._read(task, payload)
         self._held.accept(task, refused, now)
 
@@ -569,7 +569,11 @@ class AgentCore:
             if finished.is_retried and may_retry(task, manager_id):
                 held.retry(task, finished, now)
             else:
-                held.ran(task, self._results.finished(task, finished, bodies), now)
+                result = self._results.finished(task, finished, bodies)
+                if task.files is None:
+                    held.finish(task, result)
+                else:
+                    held.ran(task, result, now)
         self._observe(progress.finished)
         for key, durations_s in durations.items():
             self._environments.finished(key, durations_s, now=now)

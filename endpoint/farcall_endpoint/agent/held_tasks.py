@@ -264,7 +264,7 @@ class HeldTasks:
             return
         if task.stage is not Stage.QUEUED:
             turn.fetches.append(task)
-        elif not self._stage_in(task, now):
+        elif task.files is None or not self._stage_in(task, now):
             self._queue.add(task)
         self._transitions.monitor(task, now)
 
@@ -349,7 +349,7 @@ class HeldTasks:
             self._queue.add(task)
 
     def ran(self, task: Task, result: TaskResult, now: float) -> None:
-        """A task has run. If it succeeded, the files that it has written are stored before that is reported."""
+        """A task with files has run. If it succeeded, those that it has written are stored before that is reported."""
         if task.files is None or not task.files.writes or result.state is not TaskState.SUCCESS:
             self.finish(task, result)
         elif task.cancelling:
@@ -370,7 +370,7 @@ class HeldTasks:
         assert result is not None
         if not task.answer_key:  # what is sealed stays as it is
             result.details = with_rows(result.details, rows)
-        self._end(task, result)
+        self.finish(task, result)
 
     def not_stored(self, task: Task, record: ErrorRecord) -> None:
         """A file that a task has written cannot be stored: the task fails."""
@@ -489,7 +489,16 @@ class HeldTasks:
 
     def finish(self, task: Task, result: TaskResult) -> None:
         """A task has its result."""
-        self._end(task, self._complete(task, result))
+        if result is not task.kept:
+            result = self._complete(task, result)
+        task.result, task.stage = result, Stage.FINISHED
+        task.payload, task.manager_id = None, None
+        if task.files is not None:
+            self._end_files(task)
+        self._with_result += 1
+        self.finished_tasks += 1
+        self.turn.finished.append(task)
+        self._report_result(task)
 
     def _complete(self, task: Task, result: TaskResult) -> TaskResult:
         """The result of a task that runs no more, as it leaves the endpoint."""
@@ -504,15 +513,6 @@ class HeldTasks:
         if task.file_rows:
             result.details = with_rows(result.details, task.file_rows)
         return self._seal(task, result)
-
-    def _end(self, task: Task, result: TaskResult) -> None:
-        task.result, task.stage = result, Stage.FINISHED
-        task.payload, task.manager_id = None, None
-        self._end_files(task)
-        self._with_result += 1
-        self.finished_tasks += 1
-        self.turn.finished.append(task)
-        self._report_result(task)
 
     def fail(self, task: Task, record: ErrorRecord) -> None:
         """A task fails for a reason of the endpoint."""

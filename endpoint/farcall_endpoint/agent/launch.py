@@ -47,10 +47,9 @@ from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
 from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.movers import BATCH_SCHEMES
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
 from farcall_endpoint.staging.places import files_directory, has_leftovers
 from farcall_endpoint.staging.plan import Staging
-from farcall_endpoint.staging.settings import Storage, TransferSettings
+from farcall_endpoint.staging.settings import GlobusSettings, Storage, TransferSettings
 from farcall_endpoint.sweeper import Sweeper
 from farcall_endpoint.valkey import ValkeyServers
 

@@ -401,7 +401,7 @@ class Agent:
 
     def _busy_submitters(self) -> set[str]:
         """The submitters of unfinished tasks; empty for the owner, as managers name it."""
-        return {"" if each == self._fleet.owner_id else each for each in self._core.busy_submitters()}
+        return set(map(self._fleet.owner_or, self._core.busy_submitters()))
 
     def _sweep(self) -> Callable[[], None]:
         """In a thread: delete old files in the directories of tasks."""

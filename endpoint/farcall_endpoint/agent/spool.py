@@ -36,7 +36,7 @@ from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
 from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes, bytes_of
-from farcall_endpoint.staging.plan import TaskFiles
+from farcall_endpoint.staging.plan import FileList
 
 _logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_graph: Final = msgspec.msgpack.Decoder(GraphNeeds).decode
-_decode_files: Final = msgspec.msgpack.Decoder(TaskFiles).decode
+_decode_files: Final = msgspec.msgpack.Decoder(FileList).decode
 _decode_result: Final = msgspec.msgpack.Decoder(StoredResult).decode
 
 

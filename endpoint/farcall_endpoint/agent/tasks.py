@@ -20,7 +20,7 @@ from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
-from farcall_endpoint.staging.plan import TaskFiles
+from farcall_endpoint.staging.plan import FileList
 
 
 class Stage(enum.Enum):
@@ -133,7 +133,7 @@ class Task:
     environment_key: str = ""
     graph: GraphNeeds | None = None
     is_apart: bool = False
-    files: TaskFiles | None = None
+    files: FileList | None = None
     is_staged: bool = False
     file_rows: Sequence[dict[str, Any]] = ()
     kept: TaskResult | None = None
@@ -210,7 +210,7 @@ class SpooledTask(msgspec.Struct, frozen=True):
     answer_key: bytes = b""
     retry: RetryState | None = None
     graph: GraphNeeds | None = None
-    files: TaskFiles | None = None
+    files: FileList | None = None
 
     def to_task(self) -> Task:
         """The task as a core continues with it."""

@@ -27,7 +27,7 @@ from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.isolation.paths import SHARED_MEMORY
 from farcall_endpoint.logs import tail
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
+from farcall_endpoint.staging.settings import GlobusSettings
 from farcall_endpoint.valkey import find_program
 
 _LOG_BYTES: Final = 256 * 1024

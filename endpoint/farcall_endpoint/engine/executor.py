@@ -22,13 +22,12 @@ from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.graph_packing import task_options
 from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import NATIVE
-from farcall_common.staged_files import pack_files
 from farcall_common.task_options import AttemptOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.engine.graphs import pack_call, pack_for_engine
+from farcall_endpoint.engine.graphs import pack_for_engine, pack_payload
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
 
@@ -288,10 +287,7 @@ class Engine(_Submitter):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> EngineFuture[T]:
-        payload, files = pack_call(args, kwargs)
-        if files:
-            payload = pack_files(files, payload)
-        return self._start(options, raise_original, self._functions.get(fn), payload)
+        return self._start(options, raise_original, self._functions.get(fn), pack_payload(args, kwargs))
 
     def _start(
         self,

@@ -16,6 +16,18 @@ from farcall_common.staged_files import FileUse, pack_files, uses
 from farcall_common.task_options import AttemptOptionsDict, Callee, TaskOptions, unknown_option
 
 
+def pack_payload(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """The payload of a call, with the list of its files if it has some.
+
+    :raises SerializationError: if an argument cannot be pickled.
+    :raises InvalidRequest: for too many files.
+    """
+    if not file_arguments.in_use():
+        return dump_call(args, kwargs)
+    payload, files = pack_call(args, kwargs)
+    return pack_files(files, payload)
+
+
 def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, tuple[FileUse, ...]]:
     """The arguments of a call, and the files among them.
 

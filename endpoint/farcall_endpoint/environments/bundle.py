@@ -41,7 +41,7 @@ MODULES: Final = (
     *("farcall_common.json_calls", "farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.retries", "farcall_common.task_options"),
     *("farcall_common.objects", "farcall_common.objects.connectors", "farcall_common.objects.directory"),
-    *("farcall_common.objects.encoding", "farcall_common.objects.keys", "farcall_common.objects.memory"),
+    *("farcall_common.objects.encoding", "farcall_common.object_keys", "farcall_common.objects.memory"),
     *("farcall_common.objects.references", "farcall_common.objects.s3", "farcall_common.objects.store"),
     "farcall_common.objects.valkey",
     *("farcall_common.payload", "farcall_common.payload.arrays", "farcall_common.payload.by_value"),

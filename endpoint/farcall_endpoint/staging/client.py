@@ -119,7 +119,7 @@ class TransferClient:
                     env=self._environment,
                     start_new_session=True,
                 )
-            except OSError as error:  # too many processes or open files: other tasks go on
+            except OSError as error:  # too many processes or open files: other tasks run
                 self._not_started = f"the transfer process cannot be started: {error.strerror}"
                 return
             opened.pop_all()

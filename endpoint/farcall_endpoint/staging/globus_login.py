@@ -17,7 +17,7 @@ from farcall_common.errors import ConfigurationError, FarcallError, Unauthentica
 from farcall_common.globus import globus_sdk, globus_tokens, globus_urls
 from farcall_common.login import Login, forget, keep, read, revoke
 from farcall_endpoint.staging.movers.globus import client_from, transfer_client
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
+from farcall_endpoint.staging.settings import GlobusSettings
 
 _SCOPE: Final = "urn:globus:auth:scope:transfer.api.globus.org:all"
 _DATA_ACCESS: Final = "*https://auth.globus.org/scopes/{}/data_access"

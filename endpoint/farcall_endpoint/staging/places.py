@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.file_arguments import place_of
-from farcall_endpoint.worker.directories import name_of, submitter_directory
+from farcall_endpoint.removal import remove_tree
+from farcall_endpoint.worker.directories import SUBMITTERS, name_of, submitter_directory
 
 _STAGED: Final = "staged"
-_SUBMITTERS: Final = "submitters"
 _ASIDE: Final = ".old-"
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 """What a file system answers that cannot link here."""
@@ -41,7 +41,7 @@ def has_leftovers(working_dir: Path) -> bool:
 
 def _staged_in(working_dir: Path) -> list[Path]:
     """The directories that may have some; tasks may have made these unreadable."""
-    submitters = working_dir / _SUBMITTERS
+    submitters = working_dir / SUBMITTERS
     found = [working_dir, *[submitters / name for name in _names_in(submitters) or ()]]
     return [each / _STAGED for each in found if os.path.isdir(each / _STAGED)]  # noqa: PTH112 - it raises nothing
 
@@ -56,7 +56,7 @@ def _names_in(directory: Path) -> list[str] | None:
         return None
 
 
-class TaskPlaces:
+class StagedDirectories:
     """The directories of all tasks of an endpoint, in its working directory."""
 
     def __init__(self, working_dir: Path) -> None:
@@ -155,7 +155,7 @@ class TaskPlaces:
             if make:
                 self._working_dir.mkdir(parents=True, exist_ok=True)
             directory = opened.enter_context(_opened(str(self._working_dir), None, follow=True))
-            for name in (*([_SUBMITTERS, name_of(submitter)] if submitter else []), _STAGED):
+            for name in (*([SUBMITTERS, name_of(submitter)] if submitter else []), _STAGED):
                 directory = opened.enter_context(_below(directory, name, make=make))
             yield directory
 
@@ -166,29 +166,7 @@ def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None
             with contextlib.suppress(OSError), _below(read, number) as place:
                 for name in os.listdir(place):  # noqa: PTH208
                     on_read(place, name)
-    with contextlib.suppress(OSError, RecursionError):  # what a task has made there may be deeper than can be removed
-        try:
-            shutil.rmtree(task, dir_fd=parent)
-        except PermissionError:
-            _make_writable(parent, task)
-            shutil.rmtree(task, dir_fd=parent)
-
-
-def _make_writable(parent: int, name: str) -> None:
-    """Let the directories of a task be removed, although the task has taken the rights to that from them."""
-    _permit(parent, name)
-    for _, names, _, directory in os.fwalk(name, dir_fd=parent):
-        for each in names:
-            _permit(directory, each)
-
-
-def _permit(parent: int, name: str) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        try:
-            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)  # noqa: PTH101 - of what is open, whatever has its name now
-        finally:
-            os.close(descriptor)
+    remove_tree(task, below=parent)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ Direction = Literal["staging-in", "staging-out"]
 # -- the list of a task ------------------------------------------------------------------------------------------------
 
 
-class TaskFiles(msgspec.Struct, frozen=True, array_like=True):
+class FileList(msgspec.Struct, frozen=True, array_like=True):
     """What an agent keeps of the list of a task's files; the spool has it too. Most tasks have few files, but one may
     have thousands, and so may each of the next: the list stays packed until its turn.
 
@@ -74,7 +74,7 @@ _decode: Final = msgspec.msgpack.Decoder(list[tuple[int, FileUse]]).decode
 
 def read_files(
     payload: Bytes, *, schemes: frozenset[str] = STAGED, refusal: str = "", most_bytes: int | None = None
-) -> tuple[TaskFiles, memoryview] | ErrorRecord:
+) -> tuple[FileList, memoryview] | ErrorRecord:
     """The files of a payload with a list of them, and what is behind the list; or why the task cannot run.
 
     :param schemes: of the URLs that this endpoint can move.
@@ -110,7 +110,7 @@ def read_files(
         return outcomes.files_too_large(needed_bytes, most_bytes)
     writes = sum(use.mode == "w" for _, use in staged)
     packed = zlib.compress(_encode(staged), 1) if staged else b""
-    return TaskFiles(packed, len(staged) - writes, writes), rest
+    return FileList(packed, len(staged) - writes, writes), rest
 
 
 def with_rows(details: dict[str, Any] | None, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class _Staged:
 
     task_id: str
     submitter: str
-    files: TaskFiles
+    files: FileList
     direction: Direction
     is_sealed: bool
     since: float
@@ -168,7 +168,7 @@ class _Transfer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class FilesMoved:
     """The files of a task are all there, or all stored; or why not.
 
     :param rows: what the details of its result have of the first hundred files.
@@ -229,7 +229,7 @@ class Staging:
         #: Instructions for the transfer process.
         self.orders: list[Order] = []
         #: What has become of tasks.
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[FilesMoved] = []
         #: For the log: what failed, one line for each file.
         self.failures: list[str] = []
 
@@ -244,12 +244,12 @@ class Staging:
         """Whether there is something for :meth:`tick`, or for the taker of what has changed."""
         return bool(self._tasks or self.orders or self.outcomes or self.failures)
 
-    def read(self, payload: Bytes) -> tuple[TaskFiles, memoryview] | ErrorRecord:
+    def read(self, payload: Bytes) -> tuple[FileList, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
         schemes = STAGED | self._batch_schemes
         return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)
 
-    def refused(self, files: TaskFiles) -> ErrorRecord | None:
+    def refused(self, files: FileList) -> ErrorRecord | None:
         """Why the files of a task that came before are not staged any more; None if they are."""
         if not self._refusal or not (files.reads or files.writes):
             return None
@@ -303,11 +303,11 @@ class Staging:
         self._tidying = orders.Tidy(tuple(task_ids))
         self.orders.append(self._tidying)
 
-    def stage_in(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
+    def stage_in(self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float) -> None:
         """Copy what a task reads, and make a place for what it writes."""
         self._add(_Staged(task_id, submitter, files, IN, is_sealed, now))
 
-    def stage_out(self, task_id: str, submitter: str, files: TaskFiles, *, is_sealed: bool, now: float) -> None:
+    def stage_out(self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float) -> None:
         """Store what a task has written."""
         self._places[task_id] = submitter
         self._add(_Staged(task_id, submitter, files, OUT, is_sealed, now))
@@ -407,12 +407,12 @@ class Staging:
     def _done(self, task: _Staged) -> None:
         del self._tasks[task.task_id]
         self._no_longer_active(task)
-        self.outcomes.append(Outcome(task.task_id, task.direction, rows=tuple(task.rows)))
+        self.outcomes.append(FilesMoved(task.task_id, task.direction, rows=tuple(task.rows)))
 
     def _fail(self, task: _Staged, record: ErrorRecord) -> None:
         del self._tasks[task.task_id]
         self._stop(task)
-        self.outcomes.append(Outcome(task.task_id, task.direction, record))
+        self.outcomes.append(FilesMoved(task.task_id, task.direction, record))
 
     # -- transfers -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import ctypes
 import errno
 import functools
 import hashlib
+import logging
 import os
 import queue
 import resource
@@ -50,7 +51,7 @@ from farcall_endpoint.staging.movers import (
     Mover,
 )
 from farcall_endpoint.staging.orders import Order, Report, frame, frames_of
-from farcall_endpoint.staging.places import TaskPlaces
+from farcall_endpoint.staging.places import StagedDirectories
 from farcall_endpoint.staging.settings import TransferSettings
 
 _DEATH_SIGNAL: Final = 1
@@ -74,7 +75,7 @@ class Transfers:
         self._report = report
         self._cache = Cache(Path(settings.directory), budget_bytes=settings.cache_bytes)
         self._access = Access(settings, unlink=self._cache.unlink)
-        self._places = TaskPlaces(Path(settings.working_dir))
+        self._places = StagedDirectories(Path(settings.working_dir))
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
         self._running = 0
@@ -168,7 +169,7 @@ class Transfers:
             self._running -= 1
 
     def _attempt(self, order: orders.Fetch | orders.Store, work: Callable[[], Report | None]) -> bool:
-        """Do something for a transfer, which has ended if that fails or returns a report. Whether it goes on."""
+        """Do something for a transfer, which has ended if that fails or returns a report. True if it has not."""
         try:
             report = work()
             if report is None:
@@ -176,12 +177,20 @@ class Transfers:
         except MoveCancelled:
             report = None
         except Exception as error:  # noqa: BLE001 - a defect, perhaps of a library: it is the end of one file only
-            report = orders.Failed(order.number, self._record(shown(order.use.url), error).to_json())
+            report = self._failure(order, error)
+        self._end(order, report)
+        return False
+
+    def _end(self, order: orders.Fetch | orders.Store, report: Report | None) -> None:
+        """A transfer has ended, if it has not ended before."""
         with self._lock:
-            del self._threads[order.number]
+            if self._threads.pop(order.number, None) is None:
+                return
         if report is not None:
             self._report(report)
-        return False
+
+    def _failure(self, order: orders.Fetch | orders.Store, error: Exception) -> Report:
+        return orders.Failed(order.number, self._record(shown(order.use.url), error).to_json())
 
     def _record(self, url: str, error: Exception) -> ErrorRecord:
         if isinstance(error, MoveError):
@@ -290,26 +299,15 @@ class Transfers:
         for mover, some in by_mover.items():
             try:
                 self._move_with(mover, some)
-            except Exception as error:  # noqa: BLE001 - a defect, as in _attempt: files of other movers go on
+            except Exception as error:  # noqa: BLE001 - a defect, as in _attempt: files of other movers move
                 for order in some:
-                    self._fail(order, error)
+                    self._end(order, self._failure(order, error))
         with self._lock:
             self._running -= 1
             self._batches[submitter] -= 1
             if not self._batches[submitter]:
                 del self._batches[submitter]
         self.begin_batch()
-
-    def _fail(self, order: orders.Fetch | orders.Store, error: Exception) -> None:
-        """A transfer ends with an error, if it has not ended before."""
-        with self._lock:
-            is_over = order.number not in self._threads
-        if not is_over:
-
-            def fail() -> Report:
-                raise error
-
-            self._attempt(order, fail)
 
     def _is_here(self, order: orders.Fetch | orders.Store) -> bool:
         """Whether the cache has a file that is named by its content; then its transfer has ended."""
@@ -318,8 +316,8 @@ class Transfers:
         size_bytes = self._link(order, order.use.sha256)
         if size_bytes is None:
             return False
-        report = orders.Fetched(order.number, size_bytes, order.use.sha256, cached=True)
-        return not self._attempt(order, lambda: report)
+        self._end(order, orders.Fetched(order.number, size_bytes, order.use.sha256, cached=True))
+        return True
 
     def _move_with(self, mover: BatchMover, batch: Sequence[orders.Fetch | orders.Store]) -> None:
         found = mover.stat_many({each.use.url for each in batch if isinstance(each, orders.Fetch)})
@@ -360,8 +358,7 @@ class Transfers:
                     is_cancelled,
                 )
             for order, _ in moves.values():  # those that are not needed any more
-                with self._lock:
-                    self._threads.pop(order.number, None)
+                self._end(order, None)
 
     def _moved(self, order: orders.Fetch | orders.Store, move: Move, there: Found) -> Report:
         with move.path.open("rb") as file:
@@ -416,6 +413,9 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # all files of a batch that tasks have written are open
     threading.excepthook = _end_process
+    # To standard error, which is the agent's. Not those of libraries: they log URLs with signatures.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("farcall_endpoint").setLevel(logging.INFO)
     lock = threading.Lock()
     with socket.socket(fileno=os.dup(0)) as agent:
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings
+from farcall_endpoint.config import Config
+from farcall_endpoint.directory import EndpointDirectory
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,43 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
         if not submitter:
             return True
         return (self.write or not write) and (self.submitters == "*" or submitter in self.submitters)
+
+
+class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transfer process needs to know of Globus.
+
+    :param collection: the UUID of the endpoint's own collection.
+    :param path, directory: one directory, as the collection names it and as this machine does.
+    :param login_file: the endpoint's login at Globus.
+    :param endpoint_name: the local name of the endpoint, for the commands in hints.
+    :param journal: the directory of the journal.
+    :param limit_s: seconds without progress after which a transfer is cancelled.
+    """
+
+    collection: str
+    path: str
+    directory: str
+    login_file: str
+    endpoint_name: str
+    journal: str
+    limit_s: float = 300.0
+
+    @classmethod
+    def of_config(cls, config: Config, endpoint: EndpointDirectory) -> GlobusSettings | None:
+        """The settings of an endpoint; None if it has no collection."""
+        section = config.files.globus
+        if section is None:
+            return None
+        directory = Path(section.directory).expanduser()
+        return cls(
+            collection=section.collection.lower(),
+            path=section.path or str(directory),
+            directory=str(directory),
+            login_file=str(endpoint.globus_login_file),
+            endpoint_name=endpoint.name,
+            journal=str(endpoint.path / "globus"),
+            limit_s=config.files.transfer_limit,
+        )
 
 
 class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,7 +134,7 @@ def _status(view: ActionView, *, with_details: bool = True) -> ActionStatus:
 
 
 def _value(view: ActionView) -> StatusValue:
-    """Never INACTIVE: that stops a run of a flow until a person resumes it, and tasks go on by themselves."""
+    """Never INACTIVE: that stops a run of a flow until a person resumes it, and tasks continue by themselves."""
     if not view.has_ended:
         return "ACTIVE"
     return "FAILED" if view.failed else "SUCCEEDED"

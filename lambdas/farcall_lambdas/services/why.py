@@ -204,7 +204,7 @@ def _progress(situation: Situation) -> str:
     progress = progress_of(situation.task, situation.endpoint)
     if progress is None:
         return ""
-    # Its own age, because a function that hangs says nothing new while the endpoint's reports go on.
+    # Its own age, because a function that hangs says nothing new while the endpoint's reports continue.
     return f"; progress: {progress} (as of {ago(situation.now.timestamp() - progress.at)})"
 
 

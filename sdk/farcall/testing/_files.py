@@ -62,7 +62,8 @@ class TaskFiles:
             for file in self._waiting:
                 if file.path.is_symlink() or not file.path.is_file():
                     message = f"The function returned, but has not written the file for {file.url}: {file.path}."
-                    raise FileProblem("FILE_NOT_WRITTEN", message, fault=Fault.USER_CODE)
+                    hint = "Open the File that the function gets: open(file, 'w')."
+                    raise FileProblem("FILE_NOT_WRITTEN", message, hint, fault=Fault.USER_CODE)
                 file._mode = None  # for those that get it from here on, it is one to read
             self._waiting.clear()
             return value
@@ -116,7 +117,9 @@ def _problem(file: File, path: Path) -> FileProblem | None:
         )
     content = path.read_bytes()
     if file.size_bytes not in (None, len(content)):
-        return FileProblem("FILE_CHANGED", f"The file {file.url} has {len(content)} bytes, not {file.size_bytes}.")
+        message = f"The file {file.url} has {len(content):,} bytes, and the task expects {file.size_bytes:,}."
+        return FileProblem("FILE_CHANGED", message, "Submit the task with the size that the file has.")
     if file.sha256 not in (None, found := hashlib.sha256(content).hexdigest()):
-        return FileProblem("FILE_CHECKSUM", f"The file {file.url} has the SHA-256 {found}, not {file.sha256}.")
+        message = f"The file {file.url} has the SHA-256 {found}, not {file.sha256}."
+        return FileProblem("FILE_CHECKSUM", message, "Check which one is right.")
     return None

@@ -42,8 +42,9 @@ from farcall_endpoint.staging.movers.globus_documents import (
     place_of_url,
     value_of,
 )
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Item, Journal, Transfer
+from farcall_endpoint.staging.movers.globus_journal import Item, Journal, Transfer
 from farcall_endpoint.staging.movers.globus_records import Ending, Records, errors_of, is_away, with_words
+from farcall_endpoint.staging.settings import GlobusSettings
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -453,7 +454,7 @@ class GlobusMover:
     def _fail(self, active: _Active, error: Exception, done: Callable[[int, Found | MoveError], None]) -> bool:
         """A request failed: try again later, or fail the files; whether the transfer has ended.
 
-        A transfer that may go on at Globus stays in the journal, and the next attempt of its files finds it there.
+        A transfer that may continue at Globus stays in the journal, and the next attempt of its files finds it there.
         """
         may_pass = is_away(error)
         if may_pass and self._clock() - active.progress_at <= self._settings.limit_s:

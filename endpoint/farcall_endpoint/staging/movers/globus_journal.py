@@ -14,47 +14,8 @@ from typing import Final, Literal
 import msgspec
 
 from farcall_common.files import write_whole
-from farcall_endpoint.config import Config
-from farcall_endpoint.directory import EndpointDirectory
 
 _logger: Final = logging.getLogger(__name__)
-
-
-class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the transfer process needs to know.
-
-    :param collection: the UUID of the endpoint's own collection.
-    :param path, directory: one directory, as the collection names it and as this machine does.
-    :param login_file: the endpoint's login at Globus.
-    :param endpoint_name: the local name of the endpoint, for the commands in hints.
-    :param journal: the directory of the journal.
-    :param limit_s: seconds without progress after which a transfer is cancelled.
-    """
-
-    collection: str
-    path: str
-    directory: str
-    login_file: str
-    endpoint_name: str
-    journal: str
-    limit_s: float = 300.0
-
-    @classmethod
-    def of_config(cls, config: Config, endpoint: EndpointDirectory) -> GlobusSettings | None:
-        """The settings of an endpoint; None if it has no collection."""
-        section = config.files.globus
-        if section is None:
-            return None
-        directory = Path(section.directory).expanduser()
-        return cls(
-            collection=section.collection.lower(),
-            path=section.path or str(directory),
-            directory=str(directory),
-            login_file=str(endpoint.globus_login_file),
-            endpoint_name=endpoint.name,
-            journal=str(endpoint.path / "globus"),
-            limit_s=config.files.transfer_limit,
-        )
 
 
 class Item(msgspec.Struct, frozen=True):

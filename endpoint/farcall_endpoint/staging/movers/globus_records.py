@@ -16,7 +16,8 @@ from farcall_common.file_arguments import shown
 from farcall_common.plain_text import plain
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import Move
-from farcall_endpoint.staging.movers.globus_journal import GlobusSettings, Transfer
+from farcall_endpoint.staging.movers.globus_journal import Transfer
+from farcall_endpoint.staging.settings import GlobusSettings
 
 _MAX_WORDS: Final = 400
 _COLLECTION: Final = re.compile(r"scopes/([0-9a-fA-F-]{36})/data_access")

@@ -52,6 +52,11 @@ class Lifetime:
     reads: int | None = None
     group: str | None = None
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether the suffix names the seconds."""
+        return self.suffix.startswith("t-")
+
     def new_key(self) -> Key:
         """A key with 128 random bits."""
         return Key(f"{os.urandom(16).hex()}.{self.suffix}")
