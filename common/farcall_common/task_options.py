@@ -15,7 +15,7 @@ import msgspec
 
 from farcall_common.environments import UV, Environment
 from farcall_common.errors import did_you_mean
-from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES
+from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES, MAX_SOURCES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
 
 #: A count or a number of bytes, within the range of JSON readers.
@@ -129,6 +129,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
     :param callees: other functions that the task calls on its endpoint: those of the stages of a graph, or those that
         it may call while it runs. On an endpoint that restricts functions it can call no others.
+    :param sources: ids of other endpoints whose files the task reads (``endpoint://ENDPOINT/path``). Not an option of
+        users: the client finds them in the arguments.
     """
 
     idempotent: bool = True
@@ -151,6 +153,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     resource_specification: dict[str, Any] | None = None
     user_endpoint_config: dict[str, Any] | None = None
     callees: Annotated[tuple[Callee, ...], msgspec.Meta(max_length=MAX_CALLEES)] = ()
+    sources: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
 
     @classmethod
     def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:

@@ -131,6 +131,11 @@ class OutgoingTask(TaskRecord):
         self.reserved_bytes: int = 0
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """The endpoints whose files it reads."""
+        return () if self.requirements is None else self.requirements.sources
+
+    @property
     def function_id(self) -> str:
         """The id of its function, which is registered by now."""
         assert self.function.function_id is not None
@@ -326,6 +331,12 @@ class Sender:
         options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
         if callees:
             options = msgspec.structs.replace(options, callees=callees)
+        if any(task.sources for task in batch if task.requirements is not None):
+            sources = batch[0].sources
+            if others := [task for task in batch if task.sources != sources]:  # options are those of a whole request
+                self._submit(others, callees)
+                batch = [task for task in batch if task.sources == sources]
+            options = msgspec.structs.replace(options, sources=sources)
         body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
@@ -517,7 +528,7 @@ class Engine:
         """
         self._check_usable()
         plan = plan_of(graph, target)
-        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
+        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread, endpoint_id=self.names.find)
         own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
         given_options = context.options
         context = self._with_callees(
@@ -718,6 +729,7 @@ class Engine:
             function_name=function.name,
             serializer=self._serializer,
             reads_binary=lambda: self._compatibility.reads_binary(context.endpoint_id or ""),
+            endpoint_id=self.names.find,
         )
 
     def _send(self, task: OutgoingTask, packed: PackedCall) -> None:

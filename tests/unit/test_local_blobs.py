@@ -120,7 +120,7 @@ def test_old_blobs_expire_unless_they_are_renewed(blobs: FileBlobs, tmp_path: Pa
         os.utime(blobs.path(f"alice/{name}"), (long_ago, long_ago))
 
     assert blobs.renew("alice/renewed", older_than_s=86_400) == len(DATA)
-    assert blobs.expire(older_than_s=61 * 86_400) == 1
+    assert blobs.expire(older_than_s=61 * 86_400, pieces_older_than_s=86_400) == 1
 
     assert blobs.size_bytes("alice/old") is None
     assert blobs.renew("alice/old", older_than_s=86_400) is None

@@ -98,7 +98,7 @@ def read_files(
                 "it has no Globus collection (files.globus)" if scheme == "globus" else "it does not know the scheme"
             )
             return outcomes.file_unsupported(shown(use.url), reason)
-        if use.mode == "w" and scheme in ("http", "https"):
+        if use.mode == "w" and scheme in ("http", "https", "endpoint"):
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:
             return outcomes.file_unsupported(
@@ -152,7 +152,7 @@ class _Staged:
 class _Transfer:
     """A file that waits or is on its way, for these tasks and their numbers of it. ``late``: those that came after its
     look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``. ``failed_at``: for the first
-    time, of a file that is stored."""
+    time, of a file that is stored, or is at an endpoint that is offline."""
 
     number: int
     submitter: str
@@ -186,6 +186,7 @@ class Staging:
 
     :param max_transfers: at a time; those of ``batch_schemes`` do not count, their service has its own limits.
     :param silence_s: a transfer without progress for so long fails, one that takes longer than ``limit_s`` in all, too.
+    :param reads_endpoints: whether files of other endpoints can be requested.
     :param refusal: why no files are staged; empty if they are.
     :param most_bytes: room for the files of one task; None if unknown.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
@@ -198,6 +199,7 @@ class Staging:
         silence_s: float = 300.0,
         limit_s: float | None = None,
         batch_schemes: frozenset[str] = frozenset(),
+        reads_endpoints: bool = False,
         refusal: str = "",
         most_bytes: int | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
@@ -206,6 +208,7 @@ class Staging:
         self._silence_s = silence_s
         self._limit_s = limit_s
         self._batch_schemes = batch_schemes
+        self._schemes = STAGED | batch_schemes | ({"endpoint"} if reads_endpoints else set())
         self._refusal = refusal
         self._most_bytes = most_bytes
         self._jitter = jitter
@@ -246,8 +249,7 @@ class Staging:
 
     def read(self, payload: Bytes) -> tuple[FileList, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
-        schemes = STAGED | self._batch_schemes
-        return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)
+        return read_files(payload, schemes=self._schemes, refusal=self._refusal, most_bytes=self._most_bytes)
 
     def refused(self, files: FileList) -> ErrorRecord | None:
         """Why the files of a task that came before are not staged any more; None if they are."""
@@ -577,9 +579,11 @@ class Staging:
         self.failures.append(record.message)
         if record.code == outcomes.files_no_room.code and self._make_room(transfer, record, now):
             return
-        if transfer.use.mode == "w" and transfer.failed_at is None:
+        is_offline = record.code == outcomes.file_endpoint_offline.code
+        if transfer.failed_at is None and (transfer.use.mode == "w" or is_offline):
             transfer.failed_at = now
-        may_retry_until = -math.inf if transfer.failed_at is None else transfer.failed_at + _STORE_RETRY_S
+        retry_s = self._silence_s if is_offline else _STORE_RETRY_S
+        may_retry_until = -math.inf if transfer.failed_at is None else transfer.failed_at + retry_s
         if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < may_retry_until):
             self._retry(transfer, record.message, now + transfer.backoff.next_s())
             return

@@ -22,6 +22,8 @@ from farcall_infra.profiles import DatabaseSize, QueueSize
 
 #: The programs with their own database role, ``farcall_<program>``.
 PROGRAMS: Final = ("api", "reconciler", "forwarder")
+#: Keys of pieces of files begin with it: ``PIECES`` of :mod:`farcall_common.store.model`.
+_PIECES: Final = "piece/"
 _MASTER = "farcall"
 _PASSWORD_LENGTH = 40
 _VERSIONS = {"16": rds.PostgresEngineVersion.VER_16, "17": rds.PostgresEngineVersion.VER_17}
@@ -266,7 +268,9 @@ class BlobStore(Construct):
                     id="expire",
                     expiration=cdk.Duration.days(blob_days),
                     abort_incomplete_multipart_upload_after=cdk.Duration.days(1),
-                )
+                ),
+                # The forwarder deletes pieces of files when they are read; this is for those that it could not.
+                s3.LifecycleRule(id="pieces", prefix=_PIECES, expiration=cdk.Duration.days(1)),
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
         )
@@ -281,8 +285,14 @@ class BlobStore(Construct):
         """The variable with the bucket's name."""
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
-    def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them."""
+    def grant(self, role: iam.IRole, *, deletes_pieces: bool = False) -> None:
+        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them, but
+        those that are pieces of files."""
+        if deletes_pieces:
+            pieces = iam.PolicyStatement(
+                actions=["s3:DeleteObject"], resources=[self._bucket.arn_for_objects(f"{_PIECES}*")]
+            )
+            role.add_to_principal_policy(pieces)
         for statement in (
             # Without the permission to list, S3 answers "forbidden" for a missing object.
             iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
@@ -298,6 +308,12 @@ class BlobStore(Construct):
             f"IAM5[Resource::{exported}/*]",
             "The names of blobs have their owner and hash, unknown in advance; the bucket holds nothing else.",
         )
+        if deletes_pieces:
+            suppress(
+                role,
+                f"IAM5[Resource::{exported}/{_PIECES}*]",
+                "The names of pieces of files have random ids.",
+            )
 
 
 class TicketKey(Construct):
@@ -363,5 +379,5 @@ class Stores:
     def grant(self, role: iam.IRole, program: str) -> None:
         """Let ``role`` use every store as one of :data:`PROGRAMS`."""
         self.database.grant(role, program)
-        self.blobs.grant(role)
+        self.blobs.grant(role, deletes_pieces=program == "forwarder")
         self.tickets.grant(role)

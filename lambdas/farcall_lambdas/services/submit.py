@@ -109,6 +109,8 @@ class SubmitService(Service):
         given_ids = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
         references = list(dict.fromkeys([*wanted.tasks, *(each.function_id for each in options.callees)]))
         endpoint, found, existing = self._access.submission(identity, endpoint_id, references, given_ids)
+        for source in options.sources:
+            self._access.endpoint(identity, source)
         functions = {reference: found[reference] for reference in wanted.tasks}
         _check_allowed(endpoint, found)
         _check_agent(endpoint, options)
