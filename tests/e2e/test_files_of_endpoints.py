@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,9 @@ def digest(source: File) -> tuple[int, str]:
 
 
 def write_shared(text: str) -> str:
-    """A file in the directory that the submitter's tasks share, and who can read it."""
+    """A file in the directory that the submitter's tasks share."""
+    import farcall
+
     path = farcall.current().shared_dir / "mine.txt"
     path.write_text(text)
     return str(path)
@@ -40,7 +43,7 @@ def of(data: bytes) -> tuple[int, str]:
     return len(data), hashlib.sha256(data).hexdigest()
 
 
-def code_of(future: farcall.ComputeFuture[object]) -> str:
+def code_of(future: farcall.ComputeFuture[Any]) -> str:
     with pytest.raises(TaskFailed) as caught:
         future.result(WAIT_S)
     return caught.value.record.code
@@ -59,9 +62,9 @@ def test_a_task_reads_a_large_file_of_another_endpoint(
 ) -> None:
     source = own_endpoint("instrument")
     path, data = large
-    file = File(f"endpoint://instrument{path.as_uri().removeprefix('file://')}")
-    assert executor.submit(digest, file).result(WAIT_S) == of(data)
-    future = executor.submit(digest, File(f"endpoint://{source.endpoint_id}{path}"))
+    quoted = path.as_uri().removeprefix("file://")
+    assert executor.submit(digest, File(f"endpoint://instrument{quoted}")).result(WAIT_S) == of(data)
+    future = executor.submit(digest, File(f"endpoint://{source.endpoint_id}{quoted}"))
     assert future.result(WAIT_S) == of(data)
     assert [each["cached"] for each in future.details["files"]] == [True]
     assert code_of(executor.submit(digest, File(f"endpoint://instrument{path}.missing"))) == "FILE_NOT_FOUND"
@@ -98,12 +101,19 @@ def test_another_user_reads_what_is_theirs_only(
         with pytest.raises(farcall.FarcallError) as caught:
             executor.submit(digest, File(f"{url}{path}")).result(WAIT_S)
         assert caught.value.record.code == "FORBIDDEN"
-        client.share_endpoint(source.endpoint_id, f"identity {grace}", "use")
+        client.share_endpoint(source.endpoint_id, grace, "use")
         with farcall.Executor(source.endpoint_id, client=other_client) as at_source:
             own = at_source.submit(write_shared, "grace's").result(WAIT_S)
         assert executor.submit(digest, File(f"{url}{own}")).result(WAIT_S) == of(b"grace's")
         assert code_of(executor.submit(digest, File(f"{url}{path}"))) == "FILE_DENIED"
         assert code_of(executor.submit(digest, File(f"{url}/etc/hostname"))) == "FILE_DENIED"
+        # The right is withdrawn while the task waits for the endpoint.
+        source.stop()
+        waiting = executor.submit(digest, File(f"{url}{own}.2"))
+        wait_until(lambda: "not connected" in str(waiting.why()), "why says that the endpoint is off")
+        client.unshare_endpoint(source.endpoint_id, grace)
+        source.start()
+        assert code_of(waiting) == "FILE_DENIED"
 
 
 @pytest.fixture

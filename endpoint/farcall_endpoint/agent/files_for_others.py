@@ -1,7 +1,7 @@
 """Files of this endpoint for tasks at other endpoints: reads what a forwarder requests, and uploads it.
 
 Reading takes as long as the file system does, so it has threads of its own, and few requests are under way at a time;
-no submitter waits for another one's. Nothing is kept over the end of a session: whoever wants a piece asks again.
+no submitter waits for another one's. Nothing is kept over the end of a session: the reader asks again.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class FilesForOthers:
         self._begin(self._readable)
 
     def granted(self, grant: BlobGrant) -> bool:
-        """The forwarder grants the upload of a piece. False if it is of something else."""
+        """The forwarder grants the upload of a piece. False if it is another one's."""
         request = self._open.get(grant.task_id)
         if request is None or request.piece is None:
             return False

@@ -99,7 +99,7 @@ class FileMessagesHeard(Event, frozen=True):
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pull:
     """A request of an agent. ``answer`` and ``ref`` are there when it was answered; then ``ends_at`` is when its piece
-    is deleted, else when the agent is told that there is no answer."""
+    is deleted, else when the agent gets NO_ANSWER."""
 
     pull_id: str
     session: PeerSession
@@ -206,7 +206,7 @@ class FilePulls:
         return actions
 
     def tick(self, now: Instant) -> list[Action]:
-        """End pulls without an answer, and pieces that nobody has taken."""
+        """End pulls without an answer, and pieces that were not taken."""
         actions: list[Action] = []
         for pull in [each for each in self._pulls.values() if now.mono >= each.ends_at]:
             actions += self._refuse(pull, FileReason.NO_ANSWER, now) if pull.answer is None else self._end(pull)

@@ -285,20 +285,16 @@ class BlobStore(Construct):
         """The variable with the bucket's name."""
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
-    def grant(self, role: iam.IRole, *, deletes_pieces: bool = False) -> None:
+    def grant(self, role: iam.IRole) -> None:
         """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them, but
         those that are pieces of files."""
-        if deletes_pieces:
-            pieces = iam.PolicyStatement(
-                actions=["s3:DeleteObject"], resources=[self._bucket.arn_for_objects(f"{_PIECES}*")]
-            )
-            role.add_to_principal_policy(pieces)
         for statement in (
             # Without the permission to list, S3 answers "forbidden" for a missing object.
             iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
             iam.PolicyStatement(
                 actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")]
             ),
+            iam.PolicyStatement(actions=["s3:DeleteObject"], resources=[self._bucket.arn_for_objects(f"{_PIECES}*")]),
         ):
             role.add_to_principal_policy(statement)
         stack = cdk.Stack.of(self)
@@ -308,12 +304,11 @@ class BlobStore(Construct):
             f"IAM5[Resource::{exported}/*]",
             "The names of blobs have their owner and hash, unknown in advance; the bucket holds nothing else.",
         )
-        if deletes_pieces:
-            suppress(
-                role,
-                f"IAM5[Resource::{exported}/{_PIECES}*]",
-                "The names of pieces of files have random ids.",
-            )
+        suppress(
+            role,
+            f"IAM5[Resource::{exported}/{_PIECES}*]",
+            "The names of pieces of files have the id of a session, unknown in advance; they live for a day.",
+        )
 
 
 class TicketKey(Construct):
@@ -379,5 +374,5 @@ class Stores:
     def grant(self, role: iam.IRole, program: str) -> None:
         """Let ``role`` use every store as one of :data:`PROGRAMS`."""
         self.database.grant(role, program)
-        self.blobs.grant(role, deletes_pieces=program == "forwarder")
+        self.blobs.grant(role)
         self.tickets.grant(role)
