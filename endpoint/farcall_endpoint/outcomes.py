@@ -349,7 +349,7 @@ file_unreachable = Outcome(
 file_endpoint_offline = Outcome(
     "FILE_ENDPOINT_OFFLINE",
     Fault.PEER,
-    "The file {} is at an endpoint that is not connected.",
+    "The endpoint that has the file is not connected: {}.",
     "Submit the task again when that endpoint is online; its owner starts it with farcall-endpoint start.",
     retryable=True,
 )
