@@ -268,11 +268,13 @@ _in_use = False
 
 class _Here(threading.local):
     """What this thread writes or reads. ``endpoint_id``: the id of an endpoint by its name, for files that are written.
+    ``target``: the endpoint that will read what is written, if it is known.
     ``place``: gives a file that is read from arguments its path. ``returning``:
     what is written of a file in a value that a task has returned."""
 
     found: dict[Described, None] | None = None
     endpoint_id: Callable[[str], str] | None = None
+    target: str = ""
     place: Callable[[File], str] | None = None
     returning: Literal["path", "url"] | None = None
 
@@ -285,18 +287,37 @@ def in_use() -> bool:
     return _in_use
 
 
+def use_files() -> None:
+    """This process has something that is read from a file where it is an argument."""
+    global _in_use
+    _in_use = True
+
+
 @contextlib.contextmanager
-def collecting(*, endpoint_id: Callable[[str], str] | None = None) -> Iterator[dict[Described, None]]:
+def collecting(*, endpoint_id: Callable[[str], str] | None = None, target: str = "") -> Iterator[dict[Described, None]]:
     """The files that this thread writes meanwhile, in order, each once.
 
     :param endpoint_id: returns the id of an endpoint by its name: what is written of a file of an endpoint has the id.
+    :param target: the endpoint that will read them, if it is known.
     """
     found: dict[Described, None] = {}
-    former, _here.found, _here.endpoint_id = (_here.found, _here.endpoint_id), found, endpoint_id
+    former = _here.found, _here.endpoint_id, _here.target
+    _here.found, _here.endpoint_id, _here.target = found, endpoint_id, target
     try:
         yield found
     finally:
-        _here.found, _here.endpoint_id = former
+        _here.found, _here.endpoint_id, _here.target = former
+
+
+def note_read(url: str) -> None:
+    """What this thread writes at the moment is read from a file of an endpoint, if it is read at another one."""
+    if _here.found is not None and source_of(url) != _here.target:
+        _here.found[url, "r", None, None] = None
+
+
+def path_of_copy(url: str) -> str:
+    """The path of the copy of a file of an endpoint, for what this thread reads from arguments; empty elsewhere."""
+    return str(_restored(url, "r", None, None, None)._path or "") if _here.place is not None else ""
 
 
 def source_of(url: str) -> str:

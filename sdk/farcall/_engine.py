@@ -528,7 +528,14 @@ class Engine:
         """
         self._check_usable()
         plan = plan_of(graph, target)
-        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread, endpoint_id=self.names.find)
+        packing = GraphTask(
+            plan,
+            self.functions,
+            self._serializer,
+            spread=graph.spread,
+            endpoint_id=self.names.find,
+            target=context.endpoint_id or "",
+        )
         own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
         given_options = context.options
         context = self._with_callees(
@@ -730,6 +737,7 @@ class Engine:
             serializer=self._serializer,
             reads_binary=lambda: self._compatibility.reads_binary(context.endpoint_id or ""),
             endpoint_id=self.names.find,
+            target=context.endpoint_id or "",
         )
 
     def _send(self, task: OutgoingTask, packed: PackedCall) -> None:

@@ -105,6 +105,7 @@ def pack_call(
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
     endpoint_id: Callable[[str], str] | None = None,
+    target: str = "",
 ) -> PackedCall:
     """The payload of a call, and its requirements. See :func:`pack_arguments`.
 
@@ -118,6 +119,7 @@ def pack_call(
         serializer=serializer,
         reads_binary=reads_binary,
         endpoint_id=endpoint_id,
+        target=target,
     )
     return with_files(packed, function_name)
 
@@ -146,12 +148,14 @@ def pack_arguments(
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
     endpoint_id: Callable[[str], str] | None = None,
+    target: str = "",
 ) -> PackedCall:
     """The arguments of a call, and their requirements, among them its files; without the list of those.
 
     :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
         written as text.
     :param endpoint_id: returns the id of an endpoint by its name, for files of endpoints. None: they keep the names.
+    :param target: the endpoint that reads them, if it is known: it needs no copies of its own objects.
     :raises SerializationError: if an argument cannot be serialized; the message names it.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; the message names the largest.
     :raises FarcallError: of ``endpoint_id``.
@@ -167,7 +171,7 @@ def pack_arguments(
                 problems.append(error)
                 return name
 
-        with file_arguments.collecting(endpoint_id=id_of) as found:
+        with file_arguments.collecting(endpoint_id=id_of, target=target) as found:
             packed = _pack(args, file_arguments.with_outputs(kwargs), function_name, serializer, reads_binary)
         if problems:
             raise problems[0]

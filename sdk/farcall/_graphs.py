@@ -21,6 +21,7 @@ class GraphTask:
     """A target of a graph, on its way to be one task.
 
     :param endpoint_id: returns the id of an endpoint by its name.
+    :param target: the endpoint that runs it, if it is known.
     :raises TypeError: for a function that a stage cannot have.
     :raises ValueError: for too many functions.
     :raises SerializationError, PayloadTooLarge: if a function cannot be sent.
@@ -34,11 +35,13 @@ class GraphTask:
         *,
         spread: bool,
         endpoint_id: Callable[[str], str],
+        target: str,
     ) -> None:
         self._plan = plan
         self._serializer = serializer
         self._spread = spread
         self._endpoint_id = endpoint_id
+        self._target = target
         self._handles = {id(function): self._handle(functions, function) for function in plan.functions}
         self.callees: tuple[FunctionHandle, ...] = tuple(dict.fromkeys(self._handles.values()))
         """Its functions, each once."""
@@ -117,6 +120,7 @@ class GraphTask:
                 serializer=self._serializer,
                 reads_binary=_yes,
                 endpoint_id=self._endpoint_id,
+                target=self._target,
             )
         except SerializationError as error:
             raise SerializationError(f"{where}: {error.record.message}", hint=error.hint) from error

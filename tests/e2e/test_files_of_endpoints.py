@@ -116,6 +116,54 @@ def test_another_user_reads_what_is_theirs_only(
         assert code_of(waiting) == "FILE_DENIED"
 
 
+def put(size: int) -> Any:
+    """An array that stays in the endpoint's own store."""
+    import numpy
+
+    from farcall import store
+
+    return store.put(numpy.arange(size))
+
+
+def put_in_directory(size: int) -> Any:
+    import numpy
+
+    import farcall
+    from farcall import store
+
+    store.configure(f"file://{farcall.current().shared_dir}/mine")
+    return store.put(numpy.arange(size))
+
+
+def total(array: Any, more: Any) -> int:
+    return int(array.sum()) + sum(int(each.get().sum()) for each in more)
+
+
+def test_an_object_of_one_endpoint_is_an_argument_at_another(
+    cloud: Deployment,
+    client: farcall.Client,
+    executor: farcall.Executor,
+    own_endpoint: Callable[..., LocalEndpoint],
+) -> None:
+    source, reader = own_endpoint("lab"), own_endpoint("home", user="grace")
+    size, expected = 100_000, 100_000 * 99_999 // 2
+    # To read a reference is to unpickle it.
+    grace = farcall.Client(cloud.api_url, cloud.tokens["grace"], trust={source.endpoint_id})
+    client.share_endpoint(source.endpoint_id, grace.whoami()["identity_id"], "use")
+    for user, at in ((client, executor.endpoint_id), (grace, reader.endpoint_id)):
+        with farcall.Executor(source.endpoint_id, client=user) as there, farcall.Executor(at, client=user) as here:
+            first, second = (there.submit(each, size).result(WAIT_S) for each in (put, put_in_directory))
+            assert first.endpoint_id == second.endpoint_id == source.endpoint_id
+            future = here.submit(total, first, [second])
+            assert future.result(WAIT_S) == 2 * expected
+            assert len(future.details["files"]) == 2
+            # At its own endpoint nothing is copied.
+            at_home = there.submit(total, first, [second])
+            assert at_home.result(WAIT_S) == 2 * expected
+            assert "files" not in at_home.details
+    grace.close()
+
+
 @pytest.fixture
 def walled_in(cloud: Deployment, local_tier: LocalTier, tmp_path: Path) -> Iterator[Callable[[str], LocalEndpoint]]:
     """Makes endpoints that reach the API and the forwarder, and not the blob store."""

@@ -103,6 +103,24 @@ def test_links_and_pipes_of_a_task_lead_nowhere(working_dir: Path, own: Path) ->
     assert reason(readable, GRACE, own / "secret") in (FileReason.NOT_PERMITTED, FileReason.NOT_FOUND)
 
 
+def test_others_read_what_they_have_in_memory(working_dir: Path, tmp_path: Path) -> None:
+    root = tmp_path / "memory"
+    directories = {each: root / f"name of {each}" for each in (GRACE, "ada")}
+    for each in directories.values():
+        (each / "objects").mkdir(parents=True)
+        (each / "objects" / "key.t").write_text(each.name)
+    readable = ReadableFiles(
+        working_dir=working_dir,
+        storages=(),
+        is_restricted=False,
+        memory_of=directories.get,
+    )
+    own = directories[GRACE] / "objects" / "key.t"
+    assert read(readable, GRACE, own).data.decode() == f"name of {GRACE}"
+    for submitter, path in ((GRACE, directories["ada"] / "objects" / "key.t"), ("other", own), (GRACE, root)):
+        assert reason(readable, submitter, path) == FileReason.NOT_PERMITTED
+
+
 def test_storages_are_open_to_those_that_they_name(working_dir: Path, tmp_path: Path) -> None:
     for name in ("all", "graces", "outside"):
         (tmp_path / name).mkdir()

@@ -209,7 +209,7 @@ def run_agent(
                 owner_or=fleet.owner_or,
                 environment={**environment, **_globus_secrets(own_environment)},
             ),
-            readable_files=readable_files(config, directory),
+            readable_files=readable_files(config, directory, memory),
             has_leftovers=functools.partial(has_leftovers, working_dir),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -248,13 +248,16 @@ def check_storages(config: Config) -> None:
             ) from error
 
 
-def readable_files(config: Config, directory: EndpointDirectory) -> ReadableFiles | None:
+def readable_files(config: Config, directory: EndpointDirectory, memory: MemoryRoot) -> ReadableFiles | None:
     """What tasks at other endpoints may read here; None: nothing."""
     if not config.files.enabled:
         return None
     settings = transfer_settings(config, directory)
     return ReadableFiles(
-        working_dir=Path(settings.working_dir), storages=settings.storages, is_restricted=settings.is_restricted
+        working_dir=Path(settings.working_dir),
+        storages=settings.storages,
+        is_restricted=settings.is_restricted,
+        memory_of=memory.of,
     )
 
 

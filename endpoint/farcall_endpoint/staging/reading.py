@@ -1,9 +1,9 @@
 """Files of this endpoint that tasks at other endpoints read: whether a submitter may read one, and pieces of it.
 
-The owner's tasks read what the endpoint's user can read. Tasks of others read what is below the working directory of
-their submitter here, and the ``file://`` storages that the configuration opens to them. Where only certain functions
-run, the owner's tasks, too, read no more than those storages: otherwise a stolen login, or the cloud itself where
-functions must be signed, could read any file.
+The owner's tasks read what the endpoint's user can read. Tasks of others read what is below the directories of their
+submitter here, on disk and in memory, and the ``file://`` storages that the configuration opens to them. Where only
+certain functions run, the owner's tasks, too, read no more than those storages: otherwise a stolen login, or the cloud
+itself where functions must be signed, could read any file.
 
 Whether a path may be read is decided before it is looked at, so that a refusal says nothing about it. Below the
 directories in question no link is followed: a task may have put one there.
@@ -15,7 +15,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -58,10 +58,19 @@ class ReadableFiles:
     :param working_dir: of tasks.
     :param storages: of the configuration.
     :param is_restricted: whether only certain functions run here.
+    :param memory_of: returns the directory in memory of a submitter; None if there is none.
     """
 
-    def __init__(self, *, working_dir: Path, storages: Sequence[Storage], is_restricted: bool) -> None:
+    def __init__(
+        self,
+        *,
+        working_dir: Path,
+        storages: Sequence[Storage],
+        is_restricted: bool,
+        memory_of: Callable[[str], Path | None] = lambda _: None,
+    ) -> None:
         self._working_dir = working_dir
+        self._memory_of = memory_of
         self._storages = [each for each in storages if each.url.startswith(f"{_LOCAL}://")]
         self._is_restricted = is_restricted
 
@@ -106,6 +115,8 @@ class ReadableFiles:
         if submitter and not self._is_restricted:
             own = submitter_directory(self._working_dir, name_of(submitter))
             yield self._working_dir, PurePosixPath(own.relative_to(self._working_dir))
+            if (memory := self._memory_of(submitter)) is not None:
+                yield memory.parent, PurePosixPath(memory.name)
         for storage in self._storages:
             if storage.is_open_to(submitter, write=False):
                 yield local_path(storage.url), PurePosixPath()
