@@ -325,6 +325,11 @@ def source_of(url: str) -> str:
     return url[len(ENDPOINT) :].partition("/")[0] if url.startswith(ENDPOINT) else ""
 
 
+def source_path(url: str) -> str:
+    """The absolute path that the URL of a file of an endpoint names there."""
+    return "/" + urllib.parse.unquote(url[len(ENDPOINT) :].partition("/")[2])
+
+
 def _with_endpoint_id(url: str) -> str:
     name = source_of(url)
     if not name or _here.endpoint_id is None:

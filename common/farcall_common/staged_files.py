@@ -19,8 +19,9 @@ from typing import Annotated, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError, InvalidRequest
-from farcall_common.file_arguments import PREFIX, Described, Mode, shown, source_of, without_files
-from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_SOURCES, MAX_URL_CHARACTERS, MIB
+from farcall_common.file_arguments import PREFIX, Described, Mode, shown, source_of, source_path, without_files
+from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_SOURCE_FILES, MAX_SOURCES, MAX_URL_CHARACTERS, MIB
+from farcall_common.task_options import source_file
 
 MAX_LIST_BYTES: Final = 48 * MIB
 """Of a list that is not compressed."""
@@ -52,6 +53,12 @@ def sources(files: Iterable[FileUse]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(source for use in files if (source := source_of(use.url))))
 
 
+def source_files(files: Iterable[FileUse]) -> tuple[str, ...]:
+    """The files of other endpoints among these, each once, as the options of a task have them."""
+    found = ((source, use.url) for use in files if (source := source_of(use.url)))
+    return tuple(dict.fromkeys(source_file(source, source_path(url)) for source, url in found))
+
+
 def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     """A payload with the list of its files; without files the payload itself.
 
@@ -63,6 +70,11 @@ def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     if len(files) > MAX_FILES:
         raise InvalidRequest(
             f"The call has {len(files):,} files; a task has at most {MAX_FILES:,}.",
+            hint="Pack small files into an archive, or split the call.",
+        )
+    if len(pulled := source_files(files)) > MAX_SOURCE_FILES:
+        raise InvalidRequest(
+            f"The call has {len(pulled):,} files of other endpoints; a task reads {MAX_SOURCE_FILES:,} at most.",
             hint="Pack small files into an archive, or split the call.",
         )
     if len(named := sources(files)) > MAX_SOURCES:

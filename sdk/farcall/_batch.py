@@ -27,7 +27,13 @@ from farcall._sealing import SealMode
 from farcall._task_output import OnOutput
 from farcall._tracing import traceparent
 from farcall_common.errors import InvalidRequest, ProtocolError
-from farcall_common.limits import MAX_CALLEES_PER_SUBMIT, MAX_REQUEST_BYTES, MAX_SOURCES, TASKS_PER_SUBMIT
+from farcall_common.limits import (
+    MAX_CALLEES_PER_SUBMIT,
+    MAX_REQUEST_BYTES,
+    MAX_SOURCE_FILES,
+    MAX_SOURCES,
+    TASKS_PER_SUBMIT,
+)
 from farcall_common.payload import Serializer, is_text
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
@@ -255,13 +261,15 @@ class Batch:
 def options_of(batch: Batch) -> TaskOptions:
     """The options of the tasks of a batch.
 
-    :raises InvalidRequest: if they read files of too many endpoints together.
+    :raises InvalidRequest: if they read too many files of other endpoints together.
     """
     found = dict.fromkeys(source for _, requirements in batch.requirements for source in requirements.sources)
+    files = dict.fromkeys(file for _, requirements in batch.requirements for file in requirements.source_files)
     options: TaskOptions = batch._options
-    if len(found) > MAX_SOURCES:
+    if len(found) > MAX_SOURCES or len(files) > MAX_SOURCE_FILES:
         raise InvalidRequest(
-            f"The batch has files of {len(found)} endpoints; its tasks read those of {MAX_SOURCES} at most.",
-            hint="Make a batch of those for each few endpoints.",
+            f"The batch has {len(files):,} files of {len(found)} other endpoints; {MAX_SOURCE_FILES:,} of "
+            f"{MAX_SOURCES} endpoints are possible.",
+            hint="Make several batches.",
         )
-    return msgspec.structs.replace(options, sources=tuple(found)) if found else options
+    return msgspec.structs.replace(options, sources=tuple(found), source_files=tuple(files)) if found else options

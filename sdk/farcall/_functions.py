@@ -6,6 +6,7 @@ The parameter ``serializer`` defaults to one that picks the fastest strategy tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -35,7 +36,7 @@ from farcall_common.payload import (
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
-from farcall_common.staged_files import FileUse, pack_files, sources, uses
+from farcall_common.staged_files import FileUse, pack_files, source_files, sources, uses
 from farcall_common.task_options import TaskOptions
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -60,10 +61,15 @@ class Requirements:
     classes: str = dataclasses.field(default="", compare=False)
     files: tuple[FileUse, ...] = ()
 
-    @property
+    @functools.cached_property
     def sources(self) -> tuple[str, ...]:
         """The endpoints whose files are among them."""
         return sources(self.files) if self.files else ()
+
+    @functools.cached_property
+    def source_files(self) -> tuple[str, ...]:
+        """Those of them that are at other endpoints, as options of tasks have them."""
+        return source_files(self.files) if self.files else ()
 
 
 def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:

@@ -33,7 +33,7 @@ STATED: Final = {
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
         "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
         "The `size_bytes` of one is at most {MAX_FILE_BYTES}.",
-        "A task reads files of at most {MAX_SOURCES} [other endpoints]",
+        "A task reads at most {MAX_SOURCE_FILES} files of at most {MAX_SOURCES} [other endpoints]",
         "through the blob store in pieces of {MAX_FILE_PIECE_BYTES}",
         "One has at most {MAX_RELAYED_FILE_BYTES}, `FARCALL_MAX_RELAY_BYTES`",
         "| tasks that one request submits, reads or cancels | {MAX_TASKS_PER_REQUEST} |",

@@ -328,7 +328,7 @@ LATER_FIELDS: Final = {
     "Hello.graphs": _hello(knows_graphs=True),
     "Hello.files": _hello(knows_files=True),
     "Hello.reads-files": _hello(reads_files=True),
-    "RunTasks.sources": _run_tasks(_task(options=TaskOptions(sources=(ENDPOINT,)))),
+    "RunTasks.sources": _run_tasks(_task(options=TaskOptions(sources=(ENDPOINT,), source_files=(SHA[:32],)))),
     "Hello.data-only": _hello(knows_data_only=True),
     "Hello.retries": _hello(knows_retries=True),
     "Hello.containers": _hello(capabilities=m.Capabilities(containers=("apptainer", "uv"))),

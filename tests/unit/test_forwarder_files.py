@@ -12,6 +12,7 @@ import pytest
 
 from farcall_common import wire
 from farcall_common.store.model import BlobRef, Endpoint, FileAnswer, FileAsk, ObjectKind, Right, Share
+from farcall_common.task_options import source_file
 from farcall_common.wire import FileReason
 from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core import actions as do
@@ -54,7 +55,8 @@ def reading(**fields: Any) -> World:
     """A world whose agent has a task that reads files of SOURCE."""
     world = World(Policy(**fields))
     world.serve(credit=5)
-    world.dispatch(leased(1, sources=(SOURCE,)), leased(2))
+    files = tuple(source_file(each, "/data/a") for each in (SOURCE, ENDPOINT_ID))
+    world.dispatch(leased(1, sources=(SOURCE,), source_files=files), leased(2))
     return world
 
 
@@ -108,6 +110,8 @@ def test_size_and_version_alone_need_no_piece() -> None:
         (pull(task_id=task_id(9)), FileReason.NOT_LEASED),
         (pull(task_id=task_id(2)), FileReason.NOT_A_SOURCE),
         (pull(endpoint_id=ENDPOINT_ID), FileReason.NOT_A_SOURCE),
+        (pull(path="/data/b"), FileReason.NOT_A_SOURCE),
+        (pull(path="/data//a"), FileReason.NOT_A_SOURCE),
         (pull(offset_bytes=1000), FileReason.TOO_LARGE),
     ],
 )

@@ -532,11 +532,13 @@ def test_the_submitter_may_use_the_endpoints_whose_files_the_tasks_read(lab: Lab
     assert lab.submit(sources=[str(uuid.uuid4())]).body["code"] == "ENDPOINT_UNKNOWN"
     assert lab.submit(sources=[source] * 21).status == 422
     assert lab.submit(sources=["../x"]).status == 422
+    assert lab.submit(source_files=["../x"]).status == 422
     lab.api.share(f"endpoints/{source}", ALICE, caller=BOB)
-    assert lab.submit(sources=[source, lab.endpoint_id]).status == 200
+    assert lab.submit(sources=[source, lab.endpoint_id], source_files=["ab" * 16]).status == 200
     [task] = lab.records.tasks.list_open_tasks(lab.endpoint_id)
     assert task.options.sources == (source, lab.endpoint_id)
     fence = single.claim(lab.queue, lab.endpoint_id, "f", ttl_s=9)
     single.mark_restored(lab.queue, lab.endpoint_id, fence)
     [queued] = single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=9)
     assert queued.task.options.sources == (source, lab.endpoint_id)
+    assert queued.task.options.source_files == ("ab" * 16,)

@@ -31,6 +31,7 @@ from farcall_common.limits import MAX_FILES
 from farcall_common.payload import Serializer
 from farcall_common.staged_files import unpack_files
 from farcall_common.staging import Staging
+from farcall_common.task_options import source_file
 from tests.unit.sdk_cli_runner import Farcall
 from tests.waiting import WAIT_S
 
@@ -248,10 +249,13 @@ class Submitted(httpx.BaseTransport):
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
         self.sources: list[tuple[str, ...]] = []
+        self.files: list[tuple[str, ...]] = []
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/submit"):
-            self.sources.append(tuple(json.loads(request.content).get("sources", ())))
+            body = json.loads(request.content)
+            self.sources.append(tuple(body.get("sources", ())))
+            self.files.append(tuple(body.get("source_files", ())))
         return self._inner.handle_request(request)
 
 
@@ -266,6 +270,9 @@ def test_names_of_endpoints_become_ids_in_arguments_and_list() -> None:
     assert [first.url, second.url, named["c"].url] == urls
     assert packed.requirements is not None
     assert packed.requirements.sources == (LAB, HOME)
+    assert packed.requirements.source_files == tuple(
+        source_file(*each) for each in ((LAB, "/a"), (HOME, "/b"), (LAB, "/a b"))
+    )
     assert args[0][0].url == "endpoint://lab/a"
 
 
@@ -283,6 +290,19 @@ def test_files_of_too_many_endpoints_are_refused() -> None:
         pack_call((files,), {}, function_name="f")
 
 
+def test_few_tasks_share_their_files_of_other_endpoints_in_a_request() -> None:
+    files = {f"endpoint://{LAB}/{number}": b"1" for number in range(120)}
+    with FakeCloud(files=files) as cloud:
+        submitted = Submitted(cloud.transport)
+        client = Client("https://farcall.test", cloud.token, transport=submitted)
+        with Executor(cloud.endpoint_id, client=client) as executor:
+            assert list(executor.map(total, map(File, files), timeout=WAIT_S)) == [1] * 120
+        assert sum(map(len, submitted.files)) == 120
+        assert max(map(len, submitted.files)) <= 50
+        with pytest.raises(InvalidRequest, match="1,001 files of other endpoints"):
+            pack_call(([File(f"endpoint://{LAB}/{number}") for number in range(1001)],), {}, function_name="f")
+
+
 def test_a_request_has_the_sources_of_its_tasks_and_no_others() -> None:
     files = {f"endpoint://{each}/a": b"1 2" for each in (LAB, HOME)}
     with FakeCloud(files=files) as cloud:
@@ -295,7 +315,10 @@ def test_a_request_has_the_sources_of_its_tasks_and_no_others() -> None:
             graph = Graph()
             futures.append(executor.submit(graph, graph.call(total, File(f"endpoint://{LAB}/a"))))
             assert [each.result(WAIT_S) for each in futures] == [3] * 5
-        assert set(submitted.sources[1:]) == {(LAB,), (HOME,)}
+        assert {each for some in submitted.sources[1:] for each in some} == {LAB, HOME}
+        assert {each for some in submitted.files[1:] for each in some} == {
+            source_file(each, "/a") for each in (LAB, HOME)
+        }
         batch = client.create_batch()
         function_id = client.register_function(total)
         for url in files:

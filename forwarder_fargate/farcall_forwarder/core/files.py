@@ -5,10 +5,10 @@
     agent ─ FilePull ─▶ forwarder ─ FileAsk ─▶ forwarder of the source ─ FileWanted ─▶ agent of the source
           ◀─ FilePiece ─          ◀─ FileAnswer ─                        ◀─ FileRead ─   (the piece is a blob)
 
-The agent that pulls names a task that is leased to it, and a source of that task. Who has submitted the task is what
-the lease says. The agent of the source reads with the rights of that identity; it may answer what it likes, so only
-answers to what was requested of it in this session count, each once. The bytes do not pass through here, unless an
-agent cannot reach the blob store (see :mod:`.relay`).
+The agent that pulls names a task that is leased to it, and a file of a source that the task's options have. Who has
+submitted the task is what the lease says. The agent of the source reads with the rights of that identity; it may answer
+what it likes, so only answers to what was requested of it in this session count, each once. The bytes do not pass
+through here, unless an agent cannot reach the blob store (see :mod:`.relay`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 from farcall_common import wire
 from farcall_common.limits import MAX_FILE_BYTES
 from farcall_common.store.model import PIECES, BlobRef, FileAnswer, FileAsk, FileMessage
+from farcall_common.task_options import source_file
 from farcall_common.wire import READ_REASONS, FilePiece, FilePull, FileRead, FileReason
 from farcall_forwarder.core.actions import Action, StoreStep
 from farcall_forwarder.core.events import Event
@@ -154,7 +155,8 @@ class FilePulls:
         """Why nothing is asked for; empty if it is."""
         if lease.stage in (Stage.PREPARING, Stage.RETURNED) or lease.cancelled:
             return FileReason.NOT_LEASED
-        if message.endpoint_id not in lease.sources:
+        is_named = source_file(message.endpoint_id, message.path) in lease.source_files
+        if message.endpoint_id not in lease.sources or not is_named:
             return FileReason.NOT_A_SOURCE
         if message.offset_bytes + message.max_bytes > self._policy.max_relayed_file_bytes:
             return FileReason.TOO_LARGE

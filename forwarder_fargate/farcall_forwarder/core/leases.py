@@ -36,8 +36,9 @@ class Lease:
     timings: dict[str, float]
     cancelled: bool = False
     payload_ref: BlobRef | None = None
-    #: Endpoints whose files the task reads.
+    #: Endpoints whose files the task reads, and these files.
     sources: tuple[str, ...] = ()
+    source_files: tuple[str, ...] = ()
     #: How many the agent has reported.
     transitions: int = 0
 
@@ -64,6 +65,7 @@ class Lease:
             timings,
             payload_ref=task.payload_ref,
             sources=task.options.sources,
+            source_files=task.options.source_files,
         )
 
     @classmethod
@@ -80,6 +82,7 @@ class Lease:
             dict(task.timings),
             payload_ref=task.payload_ref,
             sources=task.options.sources,
+            source_files=task.options.source_files,
         )
 
 

@@ -14,7 +14,6 @@ import hashlib
 import itertools
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ import httpx
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import shown
+from farcall_common.file_arguments import shown, source_of, source_path
 from farcall_common.wire import FileReason
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
@@ -47,7 +46,7 @@ _DENIED: Final = {
     FileReason.NOT_PERMITTED: "the task's submitter may not read it at its endpoint",
     FileReason.SWITCHED_OFF: "the owner of its endpoint has switched files off",
     FileReason.NO_RIGHT: "the task's submitter may not use its endpoint, or not any more",
-    FileReason.NOT_A_SOURCE: "the task was not submitted with its endpoint as a source",
+    FileReason.NOT_A_SOURCE: "the task was not submitted with this file",
     FileReason.NOT_LEASED: "the task has ended",
 }
 _UNSUPPORTED: Final = {
@@ -212,9 +211,8 @@ class EndpointMover:
 
 def endpoint_and_path(url: str) -> tuple[str, str]:
     """The endpoint's id, and the absolute path there, of an ``endpoint://`` URL; the id is empty if it is none."""
-    host, _, path = url.removeprefix(f"{SCHEME}://").partition("/")
     try:
-        return str(uuid.UUID(host)), f"/{urllib.parse.unquote(path)}"
+        return str(uuid.UUID(source_of(url))), source_path(url)
     except ValueError:
         return "", ""
 
