@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from farcall_common.limits import MAX_URL_CHARACTERS
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import TaskState
 
@@ -26,7 +25,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-FilePath = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_URL_CHARACTERS)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -302,7 +300,7 @@ class FilePull(Message, frozen=True):
     request_id: str
     task_id: str
     endpoint_id: str
-    path: FilePath
+    path: str
     offset_bytes: Offset = 0
     max_bytes: Count = 0
 
@@ -408,7 +406,7 @@ class FileWanted(Message, frozen=True):
 
     request_id: str
     submitter: str
-    path: FilePath
+    path: str
     offset_bytes: Offset = 0
     max_bytes: Count = 0
 

@@ -20,7 +20,11 @@ class StorageConfig(Section, frozen=True, kw_only=True):
     """A storage with options of its own, or one that is open to other submitters than the owner."""
 
     url: Annotated[
-        _Text, msgspec.Meta(description="The beginning of its URLs up to a /, such as s3://lab/raw. Longer ones win.")
+        _Text,
+        msgspec.Meta(
+            description="The beginning of its URLs up to a /, such as s3://lab/raw. Longer ones win. file:///path is a "
+            "directory here that is open to tasks at other endpoints."
+        ),
     ]
     options: Annotated[
         dict[_Text, _Text],
