@@ -535,6 +535,9 @@ def test_the_submitter_may_use_the_endpoints_whose_files_the_tasks_read(lab: Lab
     assert lab.submit(source_files=["../x"]).status == 422
     lab.api.share(f"endpoints/{source}", ALICE, caller=BOB)
     assert lab.submit(sources=[source, lab.endpoint_id], source_files=["ab" * 16]).status == 200
+    entries = lab.records.audit.list_entries([ALICE.identity_id])
+    [entry] = [each for each in entries if each.action == "tasks.submit"]
+    assert entry.detail["sources"] == [source, lab.endpoint_id]
     [task] = lab.records.tasks.list_open_tasks(lab.endpoint_id)
     assert task.options.sources == (source, lab.endpoint_id)
     fence = single.claim(lab.queue, lab.endpoint_id, "f", ttl_s=9)

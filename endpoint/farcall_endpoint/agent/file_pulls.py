@@ -176,6 +176,8 @@ class FilePulls:
 
     def tick(self) -> None:
         """Send what is to be sent again, and answer what has waited for too long."""
+        if not self._pulls:
+            return
         now = self._clock.monotonic()
         while self._again and self._again[0][0] <= now:
             pull = self._pulls.get(heapq.heappop(self._again)[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -18,6 +19,8 @@ from farcall_common.wire import BlobGrant, BlobLocation, BlobRequest, FileRead, 
 from farcall_endpoint.agent.blobs import Blobs
 from farcall_endpoint.agent.transfers import Background
 from farcall_endpoint.staging.reading import NotReadable, ReadableFiles, ReadPiece
+
+_logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
 """Pieces in memory: as many threads read and upload them."""
@@ -133,6 +136,9 @@ class FilesForOthers:
             self._release(request)
             return
         request.piece = piece
+        wanted = request.message
+        if not wanted.max_bytes:  # once for each file that a task reads
+            _logger.info("a task of %s at another endpoint reads %s", wanted.submitter, wanted.path)
         if not piece.data:
             self._end(request)
         elif self._blobs.is_relayed:

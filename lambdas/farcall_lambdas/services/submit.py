@@ -272,6 +272,8 @@ class SubmitService(Service):
         about["functions"] = list(named)[:_FUNCTIONS_AUDITED]
         if callees:
             about["callees"] = list(dict.fromkeys(each.reference for each in callees))[:_FUNCTIONS_AUDITED]
+        if sources := first.options.sources:
+            about["sources"] = list(sources)
         return self._entry(identity, "tasks.submit", endpoint.endpoint_id, owner_id=owner_id, **about)
 
     def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:
