@@ -111,6 +111,9 @@ def test_a_task_reads_and_writes_files_and_leaves_the_copy_in_the_cache_only(
     assert web.requests["GET", "/data"] == 1
     wait_until(lambda: staged(endpoint) == [], "the directories of the tasks are removed")
     wait_until(lambda: transfers(endpoint) == [], "the status names no transfers")
+    wait_until(
+        lambda: endpoint.directory.read_status().get("files_cache_bytes") == 4096, "the status has the cache's size"
+    )
 
 
 def test_an_endpoint_whose_tasks_have_no_files_has_no_transfer_process(endpoint: EndpointProcess) -> None:
