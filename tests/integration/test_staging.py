@@ -790,17 +790,3 @@ def test_a_process_ends_without_work_and_starts_with_the_next_order(tmp_path: Pa
         assert not former.is_running()
         assert (transfers.losses, transfers.client.next_deadline()) == ([], None)
         transfers.make("u")
-
-
-def test_a_thousand_files_of_one_task(transfers: TransferProcess, web: WebServer) -> None:
-    uses = [of(web, f"/{number}", b"%d" % number) for number in range(1000)]
-    for start in range(0, len(uses), 100):
-        for use in uses[start : start + 100]:
-            transfers.order(use, "t")
-        assert not [
-            each for each in transfers.wait_for(orders.Fetched, orders.Failed, count=100) if "error" in repr(each)
-        ]
-    assert transfers.place(uses[-1]).read_bytes() == b"999"
-    assert set(web.requests.values()) == {1}
-    assert transfers.process.memory_info().rss < 300 * 2**20
-    transfers.remove("t")
