@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from farcall_common import running
+from farcall_common import file_arguments, running
 from farcall_common.errors import ConfigurationError, Unsupported
 from farcall_common.object_keys import checked_group, chosen_lifetime
 from farcall_common.objects.connectors import Connector, ObjectConnector
@@ -78,6 +78,8 @@ class Store:
             key = connector.put(b"".join(pieces))
         # Others find what is in a directory through the endpoint that has it.
         endpoint_id = os.environ.get("FARCALL_ENDPOINT_ID", "") if isinstance(connector, Directory) else ""
+        if endpoint_id:
+            file_arguments.use_files()
         return Reference(key, name_of(connector), connector.config(), sum(map(len, pieces[1:])), endpoint_id)
 
     def get(self, reference: Reference[T]) -> T:
