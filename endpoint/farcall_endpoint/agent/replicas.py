@@ -1,0 +1,205 @@
+"""Replicas: which manager has which copy of a file, and who copies it from which other one. No I/O, no clock.
+
+As in TaskVine, a file travels from node to node: the first that needs it reads the endpoint's copy, the next ones read
+from nodes that have it, and each that has it becomes a source. A source serves few readers at a time, so that the
+number of sources doubles with each step instead of one node serving all.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from farcall_endpoint.protocol import FileContent
+
+ENDPOINT: Final = ""
+"""In place of a manager's id: the endpoint's own copy, which all nodes can read."""
+MOST_READERS: Final = 2
+"""Of one source at a time."""
+MOST_READS: Final = 4
+"""Of one manager at a time."""
+_MOST_FAILURES: Final = 2
+"""So many managers are tried for a copy, then the endpoint's own one."""
+
+
+class CopyOrder(NamedTuple):
+    """A manager is to get a copy from another one, or from :data:`ENDPOINT`; None: there is no source left."""
+
+    manager_id: str
+    content: FileContent
+    source: str | None
+
+
+@dataclasses.dataclass(slots=True)
+class _Wish:
+    """A manager waits for a copy. ``failed``: sources that could not give it."""
+
+    failed: set[str] = dataclasses.field(default_factory=set)
+
+
+class Replicas:
+    """The copies of all managers. ``orders``: what has been decided; their taker clears them."""
+
+    def __init__(self) -> None:
+        self.orders: list[CopyOrder] = []
+        self._managers: set[str] = set()
+        self._holders: dict[FileContent, dict[str, None]] = {}
+        self._wishes: dict[FileContent, dict[str, _Wish]] = {}
+        self._reads: dict[FileContent, dict[str, str]] = {}  # that are on their way: the source of each reader
+        self._readers_of: collections.Counter[str] = collections.Counter()  # by source
+        self._reads_of: collections.Counter[str] = collections.Counter()  # by reader
+        # What waits until a source, or a reader, has less to do.
+        self._waiting_for_source: dict[str, dict[FileContent, None]] = {}
+        self._waiting_for_reader: dict[str, dict[FileContent, None]] = {}
+        self._unreachable: set[tuple[str, str]] = set()  # reader and source
+
+    def joined(self, manager_id: str) -> None:
+        """A manager has registered."""
+        self._managers.add(manager_id)
+
+    def lost(self, manager_id: str) -> None:
+        """A manager is gone with its copies. Those who read from it report that themselves."""
+        self._managers.discard(manager_id)
+        self._waiting_for_reader.pop(manager_id, None)
+        self._unreachable = {pair for pair in self._unreachable if manager_id not in pair}
+        for content in [content for content, holders in self._holders.items() if manager_id in holders]:
+            self._forget(self._holders, content, manager_id)
+        for content in [content for content, wishes in self._wishes.items() if manager_id in wishes]:
+            self._forget(self._wishes, content, manager_id)
+        for content in [content for content, reads in self._reads.items() if manager_id in reads]:
+            self._read_ended(manager_id, content)
+        for content in self._waiting_for_source.pop(manager_id, ()):
+            self._serve(content)
+
+    def holders(self, content: FileContent) -> Iterable[str]:
+        """The managers that have a copy."""
+        return self._holders.get(content, {}).keys()
+
+    def wanted(self, manager_id: str, contents: Iterable[FileContent]) -> None:
+        """Tasks of a manager wait for copies."""
+        if manager_id not in self._managers:
+            return
+        for content in contents:
+            self._forget(self._holders, content, manager_id)
+            self._wishes.setdefault(content, {}).setdefault(manager_id, _Wish())
+            self._serve(content)
+
+    def dropped(self, manager_id: str, contents: Iterable[FileContent]) -> None:
+        """A manager does not want copies any more, whether they are on their way or not."""
+        for content in contents:
+            self._forget(self._wishes, content, manager_id)
+            self._read_ended(manager_id, content)
+
+    def have(self, manager_id: str, contents: Iterable[FileContent]) -> None:
+        """Copies are complete: the manager is a source of them."""
+        for content in contents:
+            if manager_id in self._managers:
+                self._holders.setdefault(content, {})[manager_id] = None
+            self._forget(self._wishes, content, manager_id)
+            self._read_ended(manager_id, content)
+
+    def gone(self, manager_id: str, contents: Iterable[FileContent]) -> None:
+        """A manager has removed copies to make room."""
+        for content in contents:
+            self._forget(self._holders, content, manager_id)
+            self._serve(content)
+
+    def failed(self, manager_id: str, content: FileContent, *, reached: bool) -> None:
+        """A manager could not get a copy from the source that was named.
+
+        :param reached: whether there was a connection to it; if not, it is no source of this manager any more.
+        """
+        source = self._reads.get(content, {}).get(manager_id)
+        if source is None:
+            return
+        wish = self._wishes.get(content, {}).get(manager_id)
+        if wish is not None:
+            wish.failed.add(source)
+        if not reached and source != ENDPOINT:
+            self._unreachable.add((manager_id, source))
+        self._read_ended(manager_id, content)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _forget(self, table: dict[FileContent, dict[str, Any]], content: FileContent, manager_id: str) -> None:
+        if (entries := table.get(content)) is not None and manager_id in entries:
+            del entries[manager_id]
+            if not entries:
+                del table[content]
+
+    def _read_ended(self, manager_id: str, content: FileContent) -> None:
+        """A copy is not on its way any more: others may begin."""
+        source = self._reads.get(content, {}).get(manager_id)
+        if source is not None:
+            self._forget(self._reads, content, manager_id)
+            self._reads_of[manager_id] -= 1
+            if not self._reads_of[manager_id]:
+                del self._reads_of[manager_id]
+            self._readers_of[source] -= 1
+            if not self._readers_of[source]:
+                del self._readers_of[source]
+        self._serve(content)
+        if source is not None:
+            while source != ENDPOINT and self._readers_of[source] < MOST_READERS:
+                if (waiting := self._next(self._waiting_for_source, source)) is None:
+                    break
+                self._serve(waiting)
+            while self._reads_of[manager_id] < MOST_READS:
+                if (waiting := self._next(self._waiting_for_reader, manager_id)) is None:
+                    break
+                self._serve(waiting)
+
+    def _next(self, table: dict[str, dict[FileContent, None]], manager_id: str) -> FileContent | None:
+        contents = table.get(manager_id)
+        if not contents:
+            table.pop(manager_id, None)
+            return None
+        content = next(iter(contents))
+        del contents[content]
+        return content
+
+    def _serve(self, content: FileContent) -> None:
+        """Let those begin that wait for a copy and have a source."""
+        for manager_id, wish in list(self._wishes.get(content, {}).items()):
+            if manager_id in self._reads.get(content, {}):
+                continue
+            if self._reads_of[manager_id] >= MOST_READS:
+                self._waiting_for_reader.setdefault(manager_id, {})[content] = None
+                continue
+            sources = self._sources(manager_id, content, wish)
+            if free := [each for each in sources if self._readers_of[each] < MOST_READERS]:
+                self._start(manager_id, content, min(free, key=lambda each: self._readers_of[each]))
+            elif sources:
+                for each in sources:
+                    self._waiting_for_source.setdefault(each, {})[content] = None
+            elif self._must_wait(manager_id, content, wish):
+                continue
+            elif ENDPOINT not in wish.failed:
+                self._start(manager_id, content, ENDPOINT)
+            else:
+                self._forget(self._wishes, content, manager_id)
+                self.orders.append(CopyOrder(manager_id, content, None))
+
+    def _start(self, manager_id: str, content: FileContent, source: str) -> None:
+        self._reads.setdefault(content, {})[manager_id] = source
+        self._reads_of[manager_id] += 1
+        self._readers_of[source] += 1
+        self.orders.append(CopyOrder(manager_id, content, source))
+
+    def _sources(self, manager_id: str, content: FileContent, wish: _Wish) -> list[str]:
+        """The managers from which one can get a copy, whether they have time for it or not."""
+        if len(wish.failed) >= _MOST_FAILURES:
+            return []
+        return [each for each in self._holders.get(content, ()) if self._may_read(manager_id, each, wish)]
+
+    def _may_read(self, manager_id: str, source: str, wish: _Wish) -> bool:
+        return source != manager_id and source not in wish.failed and (manager_id, source) not in self._unreachable
+
+    def _must_wait(self, manager_id: str, content: FileContent, wish: _Wish) -> bool:
+        """Whether others read the endpoint's copy, and become sources: so that it is read once, or by few."""
+        reads = self._reads.get(content, {})
+        if sum(source == ENDPOINT for source in reads.values()) >= MOST_READERS:
+            return True
+        return len(wish.failed) < _MOST_FAILURES and any(self._may_read(manager_id, each, wish) for each in reads)
