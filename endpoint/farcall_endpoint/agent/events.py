@@ -18,6 +18,7 @@ from farcall_endpoint.protocol import (
     CallsTaken,
     Died,
     EnvironmentStatus,
+    FilesReported,
     GraphProgress,
     PrewarmRequest,
     Progress,
@@ -177,6 +178,13 @@ class ManagerLost(Event, frozen=True):
     reason: str
     expected: bool = False
     unstarted: bool = False
+
+
+class CopiesReported(Event, frozen=True):
+    """A manager reports what has changed among its copies of files."""
+
+    manager_id: str
+    report: FilesReported
 
 
 class CallsHandedOver(Event, frozen=True):

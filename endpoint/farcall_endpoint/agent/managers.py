@@ -21,7 +21,8 @@ _NO_NODE: Final[Mapping[str, str]] = {}
 class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
-    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks."""
+    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks.
+    ``waiting``: slots that others can use, as their tasks wait for copies of files."""
 
     slots: int
     load: ManagerLoad
@@ -32,6 +33,7 @@ class ManagerEntry:
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
     guests: int = 0
+    waiting: int = 0
 
 
 class Managers:
@@ -125,6 +127,12 @@ class Managers:
         else:
             self._problems.pop(manager_id, None)
 
+    def note_slots_of_waiting(self, manager_id: str, slots: int) -> None:
+        """So many slots of a manager are free because its tasks wait for copies of files."""
+        member = self._members[manager_id]
+        member.load.free += slots - member.waiting
+        member.waiting = slots
+
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""
         member = self._members.get(manager_id)
@@ -206,6 +214,8 @@ class Managers:
             member.load.free += 1
             if member.ahead:
                 member.load.ahead -= member.ahead.pop(task_id, 0)
+            if task.contents:
+                member.load.remove_contents(task.contents)
             self.outstanding -= 1
             if task.environment_key:
                 key = task.environment_key

@@ -55,7 +55,7 @@ class WarmingAwarePolicy:
     ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
         if not environments:
-            return place_each(tasks, managers, depth, now, self._rng.choice)
+            return place_each(tasks, managers, depth, now, self._rng.choice, by_files=True)
         return _Plan(managers, environments, now, self._rng).place(tasks)
 
 
@@ -295,6 +295,22 @@ class _Plan:
         ]
         return max(others, key=lambda each: each.free - each.ahead, default=planned)
 
+    def _nearest(self, need: _Need, index: int, task: Task) -> int:
+        """Of the places that are as good as this one, that of the node that lacks the fewest bytes of a task's
+        files."""
+        kind = need.places[index][1:]
+        lacking: dict[str, int] = {}
+        best, least = index, need.places[index][0].lacking_bytes(task)
+        for other in range(index - 1, max(-1, index - MOST_OVERTAKEN), -1):
+            manager, *others = need.places[other]
+            if not least or (*others,) != kind:
+                break
+            if manager.manager_id not in lacking and manager.lasts(task.walltime_s, now=self._now):
+                lacking[manager.manager_id] = lacks = manager.lacking_bytes(task)
+                if lacks < least:
+                    best, least = other, lacks
+        return best
+
     def place(self, tasks: Iterable[Task]) -> Placed:
         """Give the tasks the places of their environments, in order."""
         placed: Placed = []
@@ -333,6 +349,9 @@ class _Plan:
                 if manager.lacks(task):
                     continue
                 manager = self._apart(need, task, manager)
+            elif task.contents:
+                index = self._nearest(need, index, task)
+                manager = need.places[index][0]
             del need.places[index]
             if is_cold and need.key:
                 manager.environments.setdefault(need.key, EnvironmentLoad()).cold += 1

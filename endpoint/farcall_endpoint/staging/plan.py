@@ -24,6 +24,7 @@ from farcall_common.file_arguments import place_of, shown
 from farcall_common.staged_files import FileUse, unpack_files
 from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
+from farcall_endpoint.protocol import NodeFile
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.orders import Order, Report
@@ -141,6 +142,7 @@ class _Staged:
     total_bytes: int | None = 0
     problem: str = ""
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    contents: list[NodeFile] = dataclasses.field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -172,12 +174,14 @@ class FilesMoved:
     """The files of a task are all there, or all stored; or why not.
 
     :param rows: what the details of its result have of the first hundred files.
+    :param contents: of the files that it reads, where nodes keep copies.
     """
 
     task_id: str
     direction: Direction
     error: ErrorRecord | None = None
     rows: Sequence[dict[str, Any]] = ()
+    contents: Sequence[NodeFile] = ()
 
 
 class Staging:
@@ -188,6 +192,7 @@ class Staging:
     :param silence_s: a transfer without progress for so long fails, one that takes longer than ``limit_s`` in all, too.
     :param refusal: why no files are staged; empty if they are.
     :param most_bytes: room for the files of one task; None if unknown.
+    :param for_nodes: whether nodes keep copies.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     """
 
@@ -200,6 +205,7 @@ class Staging:
         batch_schemes: frozenset[str] = frozenset(),
         refusal: str = "",
         most_bytes: int | None = None,
+        for_nodes: bool = False,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._max_transfers = max_transfers
@@ -208,6 +214,7 @@ class Staging:
         self._batch_schemes = batch_schemes
         self._refusal = refusal
         self._most_bytes = most_bytes
+        self._for_nodes = for_nodes
         self._jitter = jitter
         self._tasks: dict[str, _Staged] = {}
         self._inactive: dict[str, collections.deque[_Staged]] = {}  # by submitter
@@ -359,6 +366,7 @@ class Staging:
                 self._active[submitter] += task.count
                 task.is_active, task.done, task.done_bytes = True, 0, 0
                 task.rows.clear()
+                task.contents.clear()
                 if task.direction == IN:
                     self._make(task)
                 else:
@@ -407,7 +415,8 @@ class Staging:
     def _done(self, task: _Staged) -> None:
         del self._tasks[task.task_id]
         self._no_longer_active(task)
-        self.outcomes.append(FilesMoved(task.task_id, task.direction, rows=tuple(task.rows)))
+        moved = FilesMoved(task.task_id, task.direction, rows=tuple(task.rows), contents=tuple(task.contents))
+        self.outcomes.append(moved)
 
     def _fail(self, task: _Staged, record: ErrorRecord) -> None:
         del self._tasks[task.task_id]
@@ -562,11 +571,17 @@ class Staging:
         }
         if isinstance(report, orders.Fetched):
             row["cached"] = report.cached
+        content = None
+        if self._for_nodes and transfer.use.mode == "r":
+            place = place_of("", transfer.use.url, "r").removeprefix("/r/")
+            content = NodeFile(place, report.sha256, report.size_bytes)
         for task, number in served:
             del task.left[number]
             task.done += 1
             task.done_bytes += report.size_bytes
             task.problem = ""
+            if content is not None:
+                task.contents.append(content)
             if len(task.rows) < MAX_FILES_SHOWN:
                 task.rows.append(row)
             if not task.left:

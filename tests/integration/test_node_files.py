@@ -1,0 +1,215 @@
+"""Files that nodes copy from one another, on real processes: an agent with several managers, which are killed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from farcall_common.file_arguments import File
+from farcall_common.staged_files import FileUse, pack_files
+from farcall_common.wire import TaskState, new_id
+from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.support.file_servers import WebServer
+from tests.waiting import wait_until
+
+PROVIDER = {"type": "LocalProvider", "init_blocks": 3, "min_blocks": 3, "max_blocks": 3}
+DATA = bytes(range(256)) * 40_000
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    server = WebServer()
+    yield server
+    server.close()
+
+
+def start(endpoint: EndpointProcess, web: WebServer, node_dir: Path, **files: Any) -> None:
+    """With copies on nodes, and ``s3://lab`` at the web server, open to all."""
+    config = yaml.safe_load(endpoint.directory.config_file.read_text())
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    storages = [
+        {"url": "s3://lab", "options": options, "submitters": "*", "write": True},
+        {"url": web.url, "submitters": "*"},
+    ]
+    node_dir.mkdir()
+    config["files"] = {"storages": storages, "node_cache": 1, "node_dir": str(node_dir), **files}
+    endpoint.directory.config_file.write_text(yaml.safe_dump(config))
+    endpoint.start()
+    wait_until(lambda: endpoint.directory.read_status().get("workers") == 3, "three workers")
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, web: WebServer) -> Iterator[EndpointProcess]:
+    with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": PROVIDER}) as endpoint:
+        start(endpoint, web, tmp_path / "nodes")
+        yield endpoint
+
+
+def look(source: File, seconds: float) -> tuple[str, str, int]:
+    import hashlib
+    import os
+    import time
+
+    time.sleep(seconds)
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return str(source.path), digest, os.getppid()
+
+
+def copy(source: File, out: File) -> str:
+    with source.open("rb") as file, out.open("wb") as written:
+        written.write(file.read()[:10])
+    return str(out.path)
+
+
+def spoil(source: File) -> str:
+    source.path.chmod(0o600)
+    with source.open("r+b") as file:
+        file.write(b"spoiled")
+    return str(source.path)
+
+
+def call_with_file(source: File) -> tuple[str, str]:
+    from farcall import current
+
+    def path_of(given: Any) -> str:
+        given.path.read_bytes()
+        return str(given.path)
+
+    called = current().submit(path_of, source).result()
+    return str(source.path), str(called)
+
+
+def source(web: WebServer, path: str = "/data", content: bytes = DATA) -> File:
+    web.files.setdefault(path, content)
+    return File(web.url + path, sha256=hashlib.sha256(content).hexdigest())
+
+
+def submit(endpoint: EndpointProcess, function: Callable[..., Any], *args: Any, **options: Any) -> str:
+    files = [each for each in args if isinstance(each, File)]
+    uses = [FileUse(each.url, each.mode, each.size_bytes, each.sha256 or "") for each in files]
+    serializer = endpoint.cloud.serializer
+    payload = pack_files(uses, serializer.pack_call(args))
+    [task_id] = endpoint.cloud.submit_raw(serializer.pack_function(function), [payload], **{"submitter": "", **options})
+    return task_id
+
+
+def values(endpoint: EndpointProcess, task_ids: list[str]) -> list[Any]:
+    ends = list(endpoint.cloud.ends(task_ids))
+    assert [each.state for each in ends] == [TaskState.SUCCESS] * len(task_ids), [each.error for each in ends]
+    return [each.value for each in ends]
+
+
+def test_each_node_has_one_copy_and_the_source_is_read_once(
+    endpoint: EndpointProcess, web: WebServer, tmp_path: Path
+) -> None:
+    given, nodes = source(web), tmp_path / "nodes"
+    seen = values(endpoint, [submit(endpoint, look, given, 0.1) for _ in range(30)])
+    assert {digest for _, digest, _ in seen} == {given.sha256}
+    assert all(Path(path).is_relative_to(nodes) and Path(path).name == "data" for path, _, _ in seen)
+    assert len({manager for _, _, manager in seen}) == 3
+    assert web.requests["GET", "/data"] == 1
+    assert len(list(nodes.rglob(str(given.sha256)))) == 3
+    wait_until(lambda: not list(nodes.rglob("tasks/*")), "the links of all tasks are removed")
+    endpoint.stop()
+    assert list(nodes.iterdir()) == []
+
+
+def test_outputs_are_in_the_endpoints_directory_and_calls_read_its_copy(
+    endpoint: EndpointProcess, web: WebServer, tmp_path: Path
+) -> None:
+    [written] = values(endpoint, [submit(endpoint, copy, source(web), File("s3://lab/out", "w"))])
+    assert Path(written).is_relative_to(endpoint.directory.path)
+    assert web.stored["/lab/out"] == DATA[:10]
+    [(path, called)] = values(endpoint, [submit(endpoint, call_with_file, source(web))])
+    assert Path(path).is_relative_to(tmp_path / "nodes")
+    assert Path(called).is_relative_to(endpoint.directory.path)
+
+
+def test_a_copy_that_a_task_has_spoiled_is_not_used_again(endpoint: EndpointProcess, web: WebServer) -> None:
+    given = source(web)
+    [spoiled] = values(endpoint, [submit(endpoint, spoil, given)])
+    seen = values(endpoint, [submit(endpoint, look, given, 0.1) for _ in range(9)])
+    assert {digest for _, digest, _ in seen} == {given.sha256}
+    assert spoiled not in {path for path, _, _ in seen}
+    assert "were changed by tasks" in endpoint.log()
+
+
+def test_a_task_goes_to_the_node_that_has_its_file(endpoint: EndpointProcess, web: WebServer) -> None:
+    for number in range(3):
+        given = source(web, f"/{number}", DATA + bytes([number]))
+        first = values(endpoint, [submit(endpoint, look, given, 0.0)])
+        for _ in range(4):  # all nodes are free each time
+            again = values(endpoint, [submit(endpoint, look, given, 0.0)])
+            assert again[0][2] == first[0][2]
+
+
+def test_a_killed_manager_is_no_source_any_more(endpoint: EndpointProcess, web: WebServer, tmp_path: Path) -> None:
+    given = source(web)
+    values(endpoint, [submit(endpoint, look, given, 0.1) for _ in range(9)])
+    for process in endpoint.managers()[:2]:
+        process.kill()
+    waiting = [submit(endpoint, look, given, 0.1) for _ in range(20)]
+    assert {digest for _, digest, _ in values(endpoint, waiting)} == {given.sha256}
+    wait_until(lambda: endpoint.directory.read_status().get("workers") == 3, "new managers")
+    seen = values(endpoint, [submit(endpoint, look, given, 0.2) for _ in range(12)])
+    assert all(Path(path).is_relative_to(tmp_path / "nodes") for path, _, _ in seen)
+    assert web.requests["GET", "/data"] == 1
+    wait_until(lambda: len(list((tmp_path / "nodes").iterdir())) == 3, "what they left is removed")
+
+
+def test_a_task_that_waits_for_its_copy_can_be_cancelled_and_its_slot_is_free(tmp_path: Path, web: WebServer) -> None:
+    provider = {**PROVIDER, "init_blocks": 1, "min_blocks": 1, "max_blocks": 1}
+    with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": provider}) as endpoint:
+        # Its budget is smaller than the file: the task runs, with the endpoint's copy.
+        config = {"node_cache": 0.001}
+        web.files["/data"] = DATA
+        endpoint_start = start_one(endpoint, web, tmp_path / "nodes", config)
+        assert endpoint_start == 1
+        [(path, _, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0)])
+        assert Path(path).is_relative_to(endpoint.directory.path)
+        assert "reads its files from the endpoint's directory" in endpoint.log()
+
+
+def start_one(endpoint: EndpointProcess, web: WebServer, node_dir: Path, files: dict[str, Any]) -> int:
+    config = yaml.safe_load(endpoint.directory.config_file.read_text())
+    node_dir.mkdir()
+    config["files"] = {"node_dir": str(node_dir), **files}
+    endpoint.directory.config_file.write_text(yaml.safe_dump(config))
+    endpoint.start()
+    wait_until(lambda: endpoint.directory.read_status().get("workers") == 1, "a worker")
+    return 1
+
+
+@pytest.mark.parametrize("isolation", ["landlock", "bubblewrap", "process"])
+def test_a_submitter_reads_its_copies_and_those_of_no_other_one(tmp_path: Path, web: WebServer, isolation: str) -> None:
+    engine = {"provider": PROVIDER, "isolation": isolation}
+    with running_endpoint(tmp_path / "home", workers=1, start=False, engine=engine) as endpoint:
+        start(endpoint, web, tmp_path / "nodes")
+        given, (ann, bob) = source(web), (new_id(), new_id())
+        [(path, digest, _)] = values(endpoint, [submit(endpoint, look, given, 0.0, submitter=ann)])
+        assert digest == given.sha256
+        assert Path(path).is_relative_to(tmp_path / "nodes")
+        [copy_of_ann] = (tmp_path / "nodes").rglob(str(given.sha256))
+        tried = values(
+            endpoint, [submit(endpoint, try_to_read, given, str(copy_of_ann), submitter=bob) for _ in range(9)]
+        )
+        expected = {"read"} if isolation == "process" else {"FileNotFoundError", "PermissionError"}
+        assert {outcome for outcome, _ in tried} <= expected
+        assert {own for _, own in tried} == {len(DATA)}
+        assert len(list((tmp_path / "nodes").rglob(str(given.sha256)))) > 1
+
+
+def try_to_read(given: File, other: str) -> tuple[str, int]:
+    own = len(given.path.read_bytes())
+    try:
+        with open(other, "rb") as file:  # noqa: PTH123
+            file.read()
+    except OSError as error:
+        return type(error).__name__, own
+    return "read", own
