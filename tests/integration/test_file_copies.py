@@ -112,7 +112,7 @@ def test_a_copy_that_is_removed_and_wanted_again_stays(node: Node) -> None:
         node.copy(content(), path=path)
         node.copies.perform(RemoveCopies((content(),)))
     assert not node.copy(content(), path=path).problem
-    assert node.files() == sorted(["file", content().sha256])[1:] or content().sha256 in node.files()
+    assert node.files() == [content().sha256]
 
 
 @pytest.mark.parametrize("data", [DATA[:-1], DATA + b"x", DATA[:-1] + b"x", b""])

@@ -51,6 +51,7 @@ def endpoint(tmp_path: Path, web: WebServer) -> Iterator[EndpointProcess]:
 
 
 def look(source: File, seconds: float) -> tuple[str, str, int]:
+    """The path of a file, its SHA-256, and the pid of the manager; a task that takes so long."""
     import hashlib
     import os
     import time
@@ -114,8 +115,8 @@ def test_each_node_has_one_copy_and_the_source_is_read_once(
     assert all(Path(path).is_relative_to(nodes) and Path(path).name == "data" for path, _, _ in seen)
     assert len({manager for _, _, manager in seen}) == 3
     assert web.requests["GET", "/data"] == 1
-    assert len(list(nodes.rglob(str(given.sha256)))) == 3
-    wait_until(lambda: not list(nodes.rglob("tasks/*")), "the links of all tasks are removed")
+    assert len(list(nodes.glob(f"*/owner/copies/{given.sha256}"))) == 3
+    wait_until(lambda: not list(nodes.glob("*/owner/tasks/*")), "the links of all tasks are removed")
     endpoint.stop()
     assert list(nodes.iterdir()) == []
 
@@ -163,27 +164,22 @@ def test_a_killed_manager_is_no_source_any_more(endpoint: EndpointProcess, web: 
     wait_until(lambda: len(list((tmp_path / "nodes").iterdir())) == 3, "what they left is removed")
 
 
-def test_a_task_that_waits_for_its_copy_can_be_cancelled_and_its_slot_is_free(tmp_path: Path, web: WebServer) -> None:
-    provider = {**PROVIDER, "init_blocks": 1, "min_blocks": 1, "max_blocks": 1}
-    with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": provider}) as endpoint:
-        # Its budget is smaller than the file: the task runs, with the endpoint's copy.
-        config = {"node_cache": 0.001}
-        web.files["/data"] = DATA
-        endpoint_start = start_one(endpoint, web, tmp_path / "nodes", config)
-        assert endpoint_start == 1
+def test_a_file_that_no_node_has_room_for_is_read_from_the_endpoints_directory(tmp_path: Path, web: WebServer) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": PROVIDER}) as endpoint:
+        start(endpoint, web, tmp_path / "nodes", node_cache=0.001)
+        for path, digest, _ in values(endpoint, [submit(endpoint, look, source(web), 0.0) for _ in range(5)]):
+            assert Path(path).is_relative_to(endpoint.directory.path)
+            assert digest == source(web).sha256
+        assert endpoint.log().count("reads its files from the endpoint's directory") <= 3  # one line for each node
+
+
+def test_without_node_cache_no_node_keeps_copies(tmp_path: Path, web: WebServer) -> None:
+    with running_endpoint(tmp_path / "home", workers=1) as endpoint:
         [(path, _, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0)])
         assert Path(path).is_relative_to(endpoint.directory.path)
-        assert "reads its files from the endpoint's directory" in endpoint.log()
-
-
-def start_one(endpoint: EndpointProcess, web: WebServer, node_dir: Path, files: dict[str, Any]) -> int:
-    config = yaml.safe_load(endpoint.directory.config_file.read_text())
-    node_dir.mkdir()
-    config["files"] = {"node_dir": str(node_dir), **files}
-    endpoint.directory.config_file.write_text(yaml.safe_dump(config))
-    endpoint.start()
-    wait_until(lambda: endpoint.directory.read_status().get("workers") == 1, "a worker")
-    return 1
+        [manager] = endpoint.managers()
+        assert "--node-cache" not in manager.cmdline()
+        assert [each for each in manager.net_connections("inet") if each.status == "LISTEN"] == []
 
 
 @pytest.mark.parametrize("isolation", ["landlock", "bubblewrap", "process"])
@@ -195,14 +191,14 @@ def test_a_submitter_reads_its_copies_and_those_of_no_other_one(tmp_path: Path, 
         [(path, digest, _)] = values(endpoint, [submit(endpoint, look, given, 0.0, submitter=ann)])
         assert digest == given.sha256
         assert Path(path).is_relative_to(tmp_path / "nodes")
-        [copy_of_ann] = (tmp_path / "nodes").rglob(str(given.sha256))
+        [copy_of_ann] = (tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}")
         tried = values(
             endpoint, [submit(endpoint, try_to_read, given, str(copy_of_ann), submitter=bob) for _ in range(9)]
         )
         expected = {"read"} if isolation == "process" else {"FileNotFoundError", "PermissionError"}
         assert {outcome for outcome, _ in tried} <= expected
         assert {own for _, own in tried} == {len(DATA)}
-        assert len(list((tmp_path / "nodes").rglob(str(given.sha256)))) > 1
+        assert len(list((tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}"))) > 1
 
 
 def try_to_read(given: File, other: str) -> tuple[str, int]:
