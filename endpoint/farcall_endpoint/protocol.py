@@ -511,8 +511,7 @@ class FilesReported(_Message, frozen=True):
 
     ``wanted``: tasks wait for these, each is answered in a CopyFiles. ``dropped``: they do not any more. ``have``: they
     are there now. ``failed``: they could not be had from the source that the agent named, and whether that could be
-    reached. ``gone``: they were removed to make room. ``waiting``: tasks that wait for copies, some at most;
-    ``free_slots``: so many of the node's slots other tasks can use meanwhile.
+    reached. ``gone``: they were removed to make room. ``waiting``: tasks that wait for copies, some at most.
     """
 
     wanted: tuple[FileContent, ...] = ()
@@ -521,7 +520,6 @@ class FilesReported(_Message, frozen=True):
     failed: tuple[tuple[FileContent, bool], ...] = ()
     gone: tuple[FileContent, ...] = ()
     waiting: tuple[WaitingForFiles, ...] = ()
-    free_slots: int = 0
 
 
 class Leaving(_Message, frozen=True):

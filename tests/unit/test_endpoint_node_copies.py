@@ -264,20 +264,25 @@ def test_the_owners_contents_have_the_name_that_managers_give_them() -> None:
     assert other[0].contents == (FileContent("bob", SHA256, MB),)
 
 
-def test_slots_of_tasks_that_wait_for_copies_are_used_by_others() -> None:
+def test_while_a_long_task_waits_for_its_copy_no_other_takes_its_slot() -> None:
+    """It would wait for the other one's end, although another node may be free before."""
     core = agent("m")
     submit(core, "a", "s3://lab/x")
-    content = FileContent("", SHA256, MB)
-    core.run_tasks(wire.RunTasks(tasks=(spec("b"), spec("c")), functions=()), [b"p", b"p"])
+    report(core, "m", wanted=(FileContent("", SHA256, MB),), waiting=(WaitingForFiles("a", 1, MB),))
+    core.run_tasks(wire.RunTasks(tasks=(spec("b"),), functions=(FUNCTION,)), [BODY, b"p"])
     assert core.decide(now=0.0).orders == {}
-    core.add(ev.CopiesReported("m", FilesReported(wanted=(content,), free_slots=1)))
-    assert [each.task_id for each in core.decide(now=1.0).orders["m"]] == ["b"]
-    core.add(ev.CopiesReported("m", FilesReported(have=(content,), free_slots=0)))
-    assert core.decide(now=2.0).orders == {}
-    core.progress("m", Progress(finished=(Finished("b", wire.TaskState.SUCCESS, 0),), workers=1), [b"r"])
-    assert core.decide(now=3.0).orders == {}, "a has the slot"
-    core.progress("m", Progress(finished=(Finished("a", wire.TaskState.SUCCESS, 0),), workers=1), [b"r"])
-    assert [each.task_id for each in core.decide(now=4.0).orders["m"]] == ["c"]
+
+
+def test_short_tasks_are_sent_to_a_node_that_waits_for_a_copy() -> None:
+    core = agent("m", depth=4)
+    core.run_tasks(wire.RunTasks(tasks=(spec("short"),), functions=(FUNCTION,)), [BODY, b"p"])
+    core.decide(now=0.0)
+    finished = Finished("short", wire.TaskState.SUCCESS, 0, None, 0.0, 0.001)
+    core.progress("m", Progress(finished=(finished,), workers=1), [b"r"])
+    core.decide(now=0.0)
+    submit(core, "a", "s3://lab/x")
+    core.run_tasks(wire.RunTasks(tasks=(spec("b"),), functions=(FUNCTION,)), [BODY, b"p"])
+    assert [each.task_id for each in core.decide(now=0.0).orders["m"]] == ["b"]
 
 
 def test_the_report_says_what_is_copied_to_nodes() -> None:
@@ -307,4 +312,4 @@ def test_without_copies_on_nodes_tasks_have_none() -> None:
 
 def test_what_an_unknown_manager_reports_is_nothing() -> None:
     core = agent("m")
-    assert report(core, "gone", wanted=(A,), free_slots=3) == []
+    assert report(core, "gone", wanted=(A,)) == []

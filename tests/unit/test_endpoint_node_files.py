@@ -56,7 +56,7 @@ class Node(Rig):
         kinds = ("wanted", "dropped", "have", "failed", "gone")
         joined = {kind: tuple(each for report in reports for each in getattr(report, kind)) for kind in kinds}
         last = reports[-1] if reports else FilesReported()
-        return FilesReported(**joined, waiting=last.waiting, free_slots=last.free_slots)
+        return FilesReported(**joined, waiting=last.waiting)
 
     def copy(self, of: NodeFile, *, source: str = "", submitter: str = "") -> list[Action]:
         """Let a copy be made."""
@@ -89,7 +89,6 @@ def test_a_task_waits_for_its_copies_without_a_slot_and_others_run() -> None:
     report = node.report()
     assert report.wanted == (content(file("x")),)
     assert [(each.task_id, each.files_left, each.bytes_left) for each in report.waiting] == [("a", 1, MB)]
-    assert report.free_slots == 1
     [copy] = node.order(file("x"), "")
     assert copy == Copy(content(file("x")), "", f"/shared/a/r/{file('x').place}")
     node.done()
@@ -97,7 +96,7 @@ def test_a_task_waits_for_its_copies_without_a_slot_and_others_run() -> None:
     assert of_kind(linking, Link) == [Link(1, "", (file("x"),))]
     assert sent(node.link(linking)) == [("a", "/node/1")]
     report = node.report()
-    assert (report.have, report.waiting, report.free_slots) == ((content(file("x")),), (), 0)
+    assert (report.have, report.waiting) == ((content(file("x")),), ())
     node.read()
     assert node.done() == "a"
     assert [each.task_id for each in node.progress().finished] == ["b", "a"]
@@ -258,12 +257,6 @@ def test_submitters_share_no_copies() -> None:
     node.report()
     node.receive(job("b", file("x"), submitter="other"))
     assert node.report().wanted == (content(file("x"), "other"),)
-
-
-def test_a_task_that_may_not_run_twice_keeps_its_slot_while_it_waits() -> None:
-    node = Node()
-    node.receive(job("a", file("x"), idempotent=False))
-    assert node.report().free_slots == 0
 
 
 def test_a_manager_that_stops_waits_for_no_copies() -> None:

@@ -21,8 +21,7 @@ _NO_NODE: Final[Mapping[str, str]] = {}
 class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
-    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks.
-    ``waiting``: slots that others can use, as their tasks wait for copies of files."""
+    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks."""
 
     slots: int
     load: ManagerLoad
@@ -33,7 +32,6 @@ class ManagerEntry:
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
     guests: int = 0
-    waiting: int = 0
 
 
 class Managers:
@@ -126,12 +124,6 @@ class Managers:
             self._problems[manager_id] = problem
         else:
             self._problems.pop(manager_id, None)
-
-    def note_slots_of_waiting(self, manager_id: str, slots: int) -> None:
-        """So many slots of a manager are free because its tasks wait for copies of files."""
-        member = self._members[manager_id]
-        member.load.free += slots - member.waiting
-        member.waiting = slots
 
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""

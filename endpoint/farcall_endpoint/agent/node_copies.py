@@ -60,7 +60,6 @@ class NodeCopies:
         for content, reached in report.failed:
             replicas.failed(manager_id, content, reached=reached)
         replicas.wanted(manager_id, report.wanted)
-        self._managers.note_slots_of_waiting(manager_id, report.free_slots)
         former = self._waiting.pop(manager_id, {})
         if report.waiting:
             waiting = {each.task_id: (former.get(each.task_id, (now, each))[0], each) for each in report.waiting}

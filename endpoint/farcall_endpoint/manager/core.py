@@ -178,7 +178,7 @@ class ManagerCore:
             slots=slots,
             default_key=default_key,
         )
-        self._files = NodeFiles(actions=self._actions, budget_bytes=node_cache_bytes, slots=slots)
+        self._files = NodeFiles(actions=self._actions, budget_bytes=node_cache_bytes)
         self._valkey = ValkeyRequests(actions=self._actions, agent_host=agent_host)
         self.guests = Guests(reports=self._reports, node=graphs.node)
         self._interruptions = Interruptions(

@@ -241,9 +241,15 @@ class FileCopies:
             except _LocalProblem as error:
                 self._report(CopyEnded(action.content, str(error), is_local=True))
             except _SourceFailed as error:
-                _logger.warning("no copy of %s from %s: %s", action.content.sha256, action.source or "disk", error)
+                _logger.warning("no copy of %s from %s: %s", action.content.sha256, _shown(action.source), error)
                 self._report(CopyEnded(action.content, str(error), reached=error.reached))
             else:
+                _logger.debug(
+                    "copied %s, %d bytes, from %s",
+                    action.content.sha256,
+                    action.content.size_bytes,
+                    _shown(action.source),
+                )
                 self._report(CopyEnded(action.content))
 
     def _copy(self, action: Copy) -> None:
@@ -412,6 +418,10 @@ class FileServer:
             connection.sendall(size_bytes.to_bytes(_SIZE_BYTES))
             if size_bytes:
                 connection.sendfile(file, count=size_bytes)
+
+
+def _shown(source: str) -> str:
+    return f"the node at {source}" if source else "the endpoint's directory"
 
 
 def _received(connection: socket.socket, count: int) -> bytes:

@@ -50,13 +50,11 @@ class NodeFiles:
     """Adds actions about copies to those of the core. Tasks leave by ``ready``, whose taker clears it.
 
     :param budget_bytes: of all copies; 0: the node keeps none.
-    :param slots: of the node.
     """
 
-    def __init__(self, *, actions: list[Action], budget_bytes: int, slots: int) -> None:
+    def __init__(self, *, actions: list[Action], budget_bytes: int) -> None:
         self._actions = actions
         self._budget_bytes = budget_bytes
-        self._slots = slots
         self._copies: collections.OrderedDict[FileContent, _Copy] = collections.OrderedDict()  # longest unused first
         self._used_bytes = 0
         self._waiting: dict[int, _Waiting] = {}
@@ -277,14 +275,8 @@ class NodeFiles:
                 **{name: contents[start:end] for name, contents in kinds.items()},
                 failed=failed[start:end],
                 waiting=tuple(map(_shown, itertools.islice(self._waiting.values(), _MOST_SHOWN))),
-                free_slots=self._free_slots(),
             )
             yield Pass(message, ())
-
-    def _free_slots(self) -> int:
-        """A task that may not run twice keeps its slot: it must not wait behind others when its files are there."""
-        waiting = sum(each.job.order.options.idempotent for each in self._waiting.values())
-        return min(waiting, self._slots)
 
 
 def _taken(content: FileContent) -> int:
