@@ -106,7 +106,7 @@ def _until_begun(endpoint: EndpointProcess, file: File, *, nodes: int) -> float:
     began = time.time()
     started = _results(endpoint, begin, [(file, 0.5)] * nodes)
     assert len({re.findall("farcall-temporary-files-[^/]*", path)[0] for path, _ in started}) == nodes
-    return max(at for _, at in started) - began
+    return float(max(at for _, at in started) - began)
 
 
 def _many(endpoint: EndpointProcess, file: File, tasks: int) -> float:

@@ -155,12 +155,12 @@ def test_a_link_in_the_directory_of_a_task_is_not_followed(node: Node, tmp_path:
 
 def test_who_lacks_the_key_gets_nothing(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     node.copy(content(), path=node.staged())
-    with contextlib.closing(Node(tmp_path, key=b"x" * 32).copies) as stranger:
-        stranger.perform(Copy(content(), node.copies.address, ""))
+    with contextlib.closing(Node(tmp_path, key=b"x" * 32).copies) as outsider:
+        outsider.perform(Copy(content(), node.copies.address, ""))
         events: list[Event] = []
 
         def answered() -> bool:
-            events.extend(stranger.events())
+            events.extend(outsider.events())
             return bool(events)
 
         wait_until(answered, "the answer")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from farcall_common.environments import Environment
 from farcall_common.file_arguments import File
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState, new_id
@@ -19,6 +21,7 @@ from tests.waiting import wait_until
 
 PROVIDER = {"type": "LocalProvider", "init_blocks": 3, "min_blocks": 3, "max_blocks": 3}
 DATA = bytes(range(256)) * 40_000
+VENV = Environment(type="venv", location=sys.prefix)
 
 
 @pytest.fixture
@@ -57,8 +60,7 @@ def look(source: File, seconds: float) -> tuple[str, str, int]:
     import time
 
     time.sleep(seconds)
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256(source.path.read_bytes()).hexdigest()
     return str(source.path), digest, os.getppid()
 
 
@@ -182,19 +184,29 @@ def test_without_node_cache_no_node_keeps_copies(tmp_path: Path, web: WebServer)
         assert [each for each in manager.net_connections("inet") if each.status == "LISTEN"] == []
 
 
-@pytest.mark.parametrize("isolation", ["landlock", "bubblewrap", "process"])
-def test_a_submitter_reads_its_copies_and_those_of_no_other_one(tmp_path: Path, web: WebServer, isolation: str) -> None:
+@pytest.mark.parametrize(
+    ("isolation", "options"),
+    [
+        ("landlock", {}),
+        ("bubblewrap", {}),
+        ("process", {}),
+        ("bubblewrap", {"environment": VENV}),
+    ],
+)
+def test_a_submitter_reads_its_copies_and_those_of_no_other_one(
+    tmp_path: Path, web: WebServer, isolation: str, options: dict[str, Any]
+) -> None:
     engine = {"provider": PROVIDER, "isolation": isolation}
     with running_endpoint(tmp_path / "home", workers=1, start=False, engine=engine) as endpoint:
         start(endpoint, web, tmp_path / "nodes")
         given, (ann, bob) = source(web), (new_id(), new_id())
-        [(path, digest, _)] = values(endpoint, [submit(endpoint, look, given, 0.0, submitter=ann)])
+        [(path, digest, _)] = values(endpoint, [submit(endpoint, look, given, 0.0, submitter=ann, **options)])
         assert digest == given.sha256
         assert Path(path).is_relative_to(tmp_path / "nodes")
         [copy_of_ann] = (tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}")
-        tried = values(
-            endpoint, [submit(endpoint, try_to_read, given, str(copy_of_ann), submitter=bob) for _ in range(9)]
-        )
+        other = str(copy_of_ann)
+        trials = [submit(endpoint, try_to_read, given, other, submitter=bob, **options) for _ in range(9)]
+        tried = values(endpoint, trials)
         expected = {"read"} if isolation == "process" else {"FileNotFoundError", "PermissionError"}
         assert {outcome for outcome, _ in tried} <= expected
         assert {own for _, own in tried} == {len(DATA)}

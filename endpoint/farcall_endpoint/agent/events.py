@@ -307,6 +307,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case Restored(tasks=restored):
             copies = [_copy(task) for task in restored]
             return msgspec.structs.replace(event, tasks=copies), len(restored)
+        case CopiesReported(report=report):
+            return event, sum(map(len, (report.wanted, report.dropped, report.have, report.failed, report.gone)))
         case TransfersReported(reports=reports):
             return TransfersReported([_without_url(each) for each in reports]), 0
         case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):

@@ -29,6 +29,8 @@ _logger = logging.getLogger(__name__)
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 _MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+_NODE_FILE_BYTES: Final = 400
+"""What a file of a task takes in a message, at most."""
 _RESULTS_MEMORY_BYTES: Final = 256 * 10**6
 _LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
@@ -591,13 +593,15 @@ def _isolation(registered: protocol.Registered) -> str:
 
 
 def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-    """Tasks for one message each: together only as far as their large arguments may be in memory together."""
+    """Tasks for one message each: together only as far as their large arguments, and their files, may be in memory
+    together."""
     start, size_bytes = 0, 0
     for index, task in enumerate(tasks):
         blob = task.spec.payload_blob
-        if blob is not None:
-            size_bytes += blob.size_bytes
+        if blob is not None or task.node_files:
+            task_bytes = _NODE_FILE_BYTES * len(task.node_files) + (0 if blob is None else blob.size_bytes)
+            size_bytes += task_bytes
             if size_bytes > _MAX_BATCH_BYTES and index > start:
                 yield tasks[start:index]
-                start, size_bytes = index, blob.size_bytes
+                start, size_bytes = index, task_bytes
     yield tasks[start:]

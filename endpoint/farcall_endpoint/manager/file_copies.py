@@ -45,6 +45,7 @@ _MOST_CONNECTIONS: Final = 16
 _CONNECT_LIMIT_S: Final = 5.0
 _SILENCE_LIMIT_S: Final = 30.0
 _PAUSE_S: Final = 1.0
+_END_LIMIT_S: Final = 2.0
 _PIECE_BYTES: Final = 2**20
 _CHALLENGE_BYTES: Final = 32
 _MAC_BYTES: Final = 32
@@ -166,7 +167,7 @@ class FileCopies:
         for _ in range(_THREADS):
             self._copying.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.join(_END_LIMIT_S)  # one that reads from a file system that hangs does not end
         self._directory.remove()
         os.close(self._waker)
 
@@ -363,7 +364,7 @@ class FileServer:
         if self._accepting is not None:
             self._accepting.join()
         for thread in list(self._threads):
-            thread.join()
+            thread.join(_END_LIMIT_S)
         self._socket.close()
 
     def _accept(self) -> None:
@@ -402,7 +403,7 @@ class FileServer:
         request = _received(connection, length)
         proof = _received(connection, _MAC_BYTES)
         if not hmac.compare_digest(proof, hmac.digest(self._key, challenge + request, "sha256")):
-            _logger.warning("somebody without the key of this endpoint's agent has asked for a file")
+            _logger.warning("a request for a file without the key of this endpoint's agent")
             return
         connection.settimeout(_SILENCE_LIMIT_S)
         path = self._find(_decode(request))
