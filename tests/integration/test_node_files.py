@@ -17,11 +17,11 @@ from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState, new_id
 from tests.support.endpoint import EndpointProcess, running_endpoint
 from tests.support.file_servers import WebServer
+from tests.support.images import DEBIAN, image
 from tests.waiting import wait_until
 
 PROVIDER = {"type": "LocalProvider", "init_blocks": 3, "min_blocks": 3, "max_blocks": 3}
 DATA = bytes(range(256)) * 40_000
-VENV = Environment(type="venv", location=sys.prefix)
 
 
 @pytest.fixture
@@ -185,18 +185,15 @@ def test_without_node_cache_no_node_keeps_copies(tmp_path: Path, web: WebServer)
 
 
 @pytest.mark.parametrize(
-    ("isolation", "options"),
-    [
-        ("landlock", {}),
-        ("bubblewrap", {}),
-        ("process", {}),
-        ("bubblewrap", {"environment": VENV}),
-    ],
+    ("isolation", "technology"),
+    [("landlock", ""), ("bubblewrap", ""), ("process", ""), ("bubblewrap", "venv"), ("bubblewrap", "bubblewrap")],
 )
 def test_a_submitter_reads_its_copies_and_those_of_no_other_one(
-    tmp_path: Path, web: WebServer, isolation: str, options: dict[str, Any]
+    tmp_path: Path, web: WebServer, isolation: str, technology: str
 ) -> None:
-    engine = {"provider": PROVIDER, "isolation": isolation}
+    options = environment_options(technology)
+    location = options["environment"].location if options else "/usr"
+    engine = {"provider": PROVIDER, "isolation": isolation, "readable_paths": [location]}
     with running_endpoint(tmp_path / "home", workers=1, start=False, engine=engine) as endpoint:
         start(endpoint, web, tmp_path / "nodes")
         given, (ann, bob) = source(web), (new_id(), new_id())
@@ -211,6 +208,23 @@ def test_a_submitter_reads_its_copies_and_those_of_no_other_one(
         assert {outcome for outcome, _ in tried} <= expected
         assert {own for _, own in tried} == {len(DATA)}
         assert len(list((tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}"))) > 1
+
+
+def environment_options(technology: str) -> dict[str, Any]:
+    """Of a task in an environment, or in none."""
+    if not technology:
+        return {}
+    location = sys.prefix if technology == "venv" else str(image(DEBIAN))
+    return {"environment": Environment(type=technology, location=location)}
+
+
+def test_the_owners_tasks_in_a_container_read_copies_of_their_node(
+    endpoint: EndpointProcess, web: WebServer, tmp_path: Path
+) -> None:
+    options = environment_options("bubblewrap")
+    [(path, digest, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0, **options)])
+    assert Path(path).is_relative_to(tmp_path / "nodes")
+    assert digest == source(web).sha256
 
 
 def try_to_read(given: File, other: str) -> tuple[str, int]:
