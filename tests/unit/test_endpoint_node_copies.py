@@ -257,7 +257,7 @@ def test_managers_copy_a_file_from_one_another() -> None:
 
 def test_the_owners_contents_have_the_name_that_managers_give_them() -> None:
     core = agent("m")
-    core.core.owner_id = "ann"
+    core.add(ev.OwnerKnown("ann"))
     [task] = submit(core, "a", "s3://lab/x", submitter="ann").orders["m"]
     assert task.contents == (FileContent("", SHA256, MB),)
     other = submit(agent("m"), "b", "s3://lab/x", submitter="bob").orders["m"]

@@ -138,8 +138,7 @@ class AgentCore:
         self._managers = Managers("" if default_environment is None else default_environment.key)
         self._elsewhere = CallsElsewhere(self._managers)
         self._copies = NodeCopies(self._managers)
-        #: The identity of the endpoint's owner; empty if not known.
-        self.owner_id = ""
+        self._owner_id = ""  # empty if not known
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
@@ -318,6 +317,8 @@ class AgentCore:
                 self._prefetch.observe_all(run_times(event.news))
             case ev.CallsNotNeeded():
                 self._elsewhere.dropped(event.manager_id, event.task_ids)
+            case ev.OwnerKnown(owner_id=owner_id):
+                self._owner_id = owner_id
             case ev.BlobGranted(grant=grant):
                 self._held.upload_granted(grant, now)
             case ev.PayloadFetched():
@@ -419,7 +420,7 @@ class AgentCore:
             if each.direction == IN:
                 if each.error is None:
                     if each.contents and not task.spec.options.callees:  # their calls may run on other nodes
-                        submitter = "" if task.spec.submitter == self.owner_id else task.spec.submitter
+                        submitter = "" if task.spec.submitter == self._owner_id else task.spec.submitter
                         task.node_files = each.contents
                         task.contents = contents_of(each.contents, submitter=submitter)
                     held.staged(task, each.rows, no_nodes=self._admission.no_nodes)

@@ -90,6 +90,12 @@ class BlobGranted(Event, frozen=True):
     grant: BlobGrant
 
 
+class OwnerKnown(Event, frozen=True):
+    """The API has named the endpoint's owner, as submitter of tasks."""
+
+    owner_id: str
+
+
 # -- from the blob store -----------------------------------------------------------------------------------------------
 
 

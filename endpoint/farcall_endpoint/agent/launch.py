@@ -393,7 +393,7 @@ def _fleet(
         ),
         files_key=token_bytes(32),
     )
-    core.owner_id = fleet.owner_id = directory.read_owner_id()
+    fleet.owner_id = directory.read_owner_id()
     return fleet
 
 

@@ -232,7 +232,7 @@ class Agent:
             finished = sum(task.result is not None for task in tasks)
             _logger.info("the spool holds %d tasks, %d of them finished", len(tasks), finished)
         restored = ev.Restored(tasks, sorted(functions), self._spool.signed_functions(), self._has_leftovers())
-        self._events.append(restored)
+        self._events += [ev.OwnerKnown(self._fleet.owner_id), restored]
         try:
             self._handle(self._clock.monotonic())
             self._fleet.maintain(now=self._clock.monotonic())
@@ -494,7 +494,8 @@ class Agent:
 
     def _answered(self, answer: ConnectAnswer) -> None:
         if answer.owner_id and answer.owner_id != self._fleet.owner_id:
-            self._core.owner_id = self._fleet.owner_id = answer.owner_id
+            self._fleet.owner_id = answer.owner_id
+            self._events.append(ev.OwnerKnown(answer.owner_id))
             self._on_owner(answer.owner_id)
         forwarders = tuple(c.Address(address, key) for address, key in answer.forwarders)
         ttl_s = answer.ticket_expires_at - time.time()
