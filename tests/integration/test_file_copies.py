@@ -234,6 +234,83 @@ def test_a_source_that_ends_in_the_middle_leaves_no_part(node: Node) -> None:
     assert node.files() == []
 
 
+class Upstream:
+    """A source that sends as much as the test says."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+
+    def accept(self) -> socket.socket:
+        connection, _ = self.server.accept()
+        connection.settimeout(WAIT_S)
+        connection.sendall(bytes(32))
+        connection.recv(4096)
+        connection.sendall(len(self.data).to_bytes(8))
+        return connection
+
+
+def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        other.copies.perform(Copy(content(), node.copies.address, ""))
+        with upstream.accept() as connection:
+            for start in range(0, len(DATA) - 10, 500_000):
+                connection.sendall(DATA[start : start + 500_000])
+                least = start // 2**20 * 2**20  # it reads as much at a time, or less
+                wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
+            assert not node.copies.events()
+            connection.sendall(b"")
+    for each in (node, other):
+        assert ended(each) == CopyEnded(content())
+    assert other.files() == [content().sha256]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_what_fails_at_its_source_fails_at_those_who_get_it_from_there(node: Node, other: Node, is_wrong: bool) -> None:
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        other.copies.perform(Copy(content(), node.copies.address, ""))
+        with upstream.accept() as connection:
+            connection.sendall(DATA[:-1] + b"?" if is_wrong else DATA[: len(DATA) // 2])
+    for each in (node, other):
+        event = ended(each)
+        assert event.problem
+        assert (event.is_local, event.reached) == (False, True)
+        assert each.files() == []
+    assert not node.copy(content(), path=node.staged()).problem
+    assert not other.copy(content(), node.copies.address).problem
+
+
+def test_a_node_waits_a_moment_until_its_source_knows_of_the_copy(node: Node, other: Node) -> None:
+    path = node.staged()
+    other.copies.perform(Copy(content(), node.copies.address, ""))
+    node.copies.perform(Copy(content(), "", path))
+    for each in (node, other):
+        assert ended(each) == CopyEnded(content())
+
+
+def ended(node: Node) -> CopyEnded:
+    """The next copy that has ended."""
+    events: list[Event] = []
+
+    def has_ended() -> bool:
+        events.extend(node.copies.events())
+        return bool(events)
+
+    wait_until(has_ended, "a copy")
+    [event] = events
+    assert isinstance(event, CopyEnded)
+    return event
+
+
+def drafted(node: Node) -> int:
+    return sum(each.stat().st_size for each in node.copies.root.rglob("drafts/*"))
+
+
 def test_a_full_disk_is_the_nodes_problem(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     path = node.staged()
     real = shutil.disk_usage

@@ -248,8 +248,8 @@ def test_managers_copy_a_file_from_one_another() -> None:
     content = FileContent("", SHA256, MB)
     assert (first.contents, second.contents) == ((content,), (content,))
     assert report(core, "m", wanted=(content,)) == [do.CopyFiles("m", (CopyOrder("m", content, ENDPOINT),))]
-    assert report(core, "n", wanted=(content,)) == []
-    assert report(core, "m", have=(content,)) == [do.CopyFiles("n", (CopyOrder("n", content, "m"),))]
+    assert report(core, "n", wanted=(content,)) == [do.CopyFiles("n", (CopyOrder("n", content, "m"),))]
+    assert report(core, "m", have=(content,)) == []
     core.manager_lost("m", "gone")
     core.decide(now=6.0)
     assert report(core, "n", failed=((content, False),)) == [do.CopyFiles("n", (CopyOrder("n", content, ENDPOINT),))]

@@ -47,6 +47,7 @@ class World:
                 self.without_source.add((manager_id, content))
                 continue
             assert source == ENDPOINT or source in self.alive
+            assert source == ENDPOINT or (source, content) in self.copies or (source, content) in self.open
             self.open[manager_id, content] = source
             self.endpoint_reads[content] += source == ENDPOINT
             readers = collections.Counter(self.open.values())
@@ -55,7 +56,17 @@ class World:
             assert max(at_endpoint.values(), default=0) <= MOST_READERS
             assert max(collections.Counter(reader for reader, _ in self.open).values()) <= MOST_READS
 
+    def may_succeed(self, manager_id: str, content: FileContent) -> bool:
+        source = self.open[manager_id, content]
+        return source == ENDPOINT or (source, content) in self.copies
+
+    def depth(self, manager_id: str, content: FileContent) -> int:
+        """How many nodes its bytes pass before."""
+        source = self.open.get((manager_id, content))
+        return 0 if source is None or source == ENDPOINT else 1 + self.depth(source, content)
+
     def succeed(self, manager_id: str, content: FileContent) -> None:
+        assert self.may_succeed(manager_id, content)
         del self.open[manager_id, content]
         self.copies.add((manager_id, content))
         self.received[manager_id, content] += 1
@@ -79,36 +90,37 @@ class World:
         self.take()
 
     def finish(self) -> None:
-        """Let all that is on its way arrive; what cannot, because its source is gone, fails."""
+        """Let all that is on its way arrive; what cannot, because its source is gone or has failed, fails."""
         while self.open:
+            ended = 0
             for (manager_id, content), source in list(self.open.items()):
-                if source == ENDPOINT or (source, content) in self.copies:
+                if self.may_succeed(manager_id, content):
                     self.succeed(manager_id, content)
+                elif (source, content) in self.open:
+                    continue  # it gets what its source gets
                 else:
                     self.fail(manager_id, content, reached=source in self.alive)
+                ended += 1
+            assert ended, "a circle"
 
 
 def test_one_node_reads_the_endpoints_copy_and_the_others_read_from_nodes() -> None:
     world = World(managers := named(8))
     for each in managers:
         world.want(each, A)
-    assert list(world.open.values()) == [ENDPOINT]
+    assert list(world.open.values()) == [ENDPOINT, "m0", "m0", "m1", "m1", "m2", "m2", "m3"]
     world.finish()
     assert world.endpoint_reads == {A: 1}
     assert world.copies == {(each, A) for each in managers}
 
 
-def test_a_hundred_nodes_get_a_file_in_few_steps() -> None:
-    """Each round, as many as there is room for at the sources."""
+def test_a_hundred_nodes_get_a_file_at_the_same_time() -> None:
     world = World(managers := named(100))
     for each in managers:
         world.want(each, A)
-    steps = 0
-    while world.open:
-        steps += 1
-        for manager_id, content in list(world.open):
-            world.succeed(manager_id, content)
-    assert steps <= 6  # 1, 3, 9, 27, 81, 100
+    assert len(world.open) == 100
+    assert max(world.depth(each, A) for each in managers) == 6  # 1, 2, 4, … nodes
+    world.finish()
     assert world.endpoint_reads[A] == 1
     assert set(world.received.values()) == {1}
 
@@ -159,9 +171,27 @@ def test_who_waits_for_a_manager_that_ends_gets_the_file_otherwise() -> None:
     world = World(["m", "n"])
     world.want("m", A)
     world.want("n", A)
-    assert list(world.open) == [("m", A)]
+    assert world.open == {("m", A): ENDPOINT, ("n", A): "m"}
     world.lose("m")
+    world.fail("n", A)
     assert world.open == {("n", A): ENDPOINT}
+
+
+def test_who_was_let_down_reads_from_complete_copies_only() -> None:
+    world = World(["m", "n", "o", "p"])
+    for each in ("m", "n", "o", "p"):
+        world.want(each, A)
+    assert world.open["p", A] == "n"
+    world.fail("m", A)  # the endpoint's copy could not be read
+    assert ("m", A) not in world.open, "it waits: n and o are to get the file, as far as it is known"
+    for each in ("n", "o", "p"):
+        world.fail(each, A)
+    assert world.open == {("n", A): ENDPOINT, ("p", A): ENDPOINT}  # o waits for n, which p does not trust
+    assert world.without_source == {("m", A)}
+    world.succeed("n", A)
+    assert world.open == {("o", A): "n", ("p", A): ENDPOINT}
+    world.finish()
+    assert world.copies == {(each, A) for each in ("n", "o", "p")}
 
 
 def test_a_copy_that_was_removed_is_no_source() -> None:
@@ -176,12 +206,14 @@ def test_a_copy_that_was_removed_is_no_source() -> None:
 
 def test_a_manager_that_does_not_want_a_file_any_more_leaves_its_turn_to_others() -> None:
     world = World(["m", "n"])
-    world.want("m", A)
-    world.want("n", A)
-    world.open.clear()
+    for each in ("m", "n"):
+        for number in range(4):  # as many as it gets at a time
+            world.want(each, FileContent(each, f"{number:064}", 1))
+        world.want(each, A)
     world.replicas.dropped("m", [A])
-    world.take()
-    assert world.open == {("n", A): ENDPOINT}
+    world.finish()
+    assert world.received["m", A] == 0
+    assert world.received["n", A] == world.endpoint_reads[A] == 1
 
 
 def test_submitters_have_copies_of_their_own() -> None:
@@ -216,7 +248,7 @@ def test_whatever_happens_all_end_and_no_source_serves_more_than_the_limit(steps
             wanted.add(key)
             world.without_source.discard(key)
             world.want(*key)
-        elif step == "succeed" and key in world.open:
+        elif step == "succeed" and key in world.open and world.may_succeed(*key):
             world.succeed(*key)
         elif step in ("fail", "unreached") and key in world.open:
             world.fail(*key, reached=step == "fail")
@@ -246,9 +278,9 @@ def test_without_failures_each_file_is_read_once(nodes: int, files: int, rng: ra
     for each in wishes:
         world.want(*each)
         if world.open and rng.random() < 0.3:
-            world.succeed(*rng.choice(list(world.open)))
+            world.succeed(*rng.choice([each for each in world.open if world.may_succeed(*each)]))
     while world.open:
-        world.succeed(*rng.choice(list(world.open)))
+        world.succeed(*rng.choice([each for each in world.open if world.may_succeed(*each)]))
     assert world.copies == set(wishes)
     assert set(world.received.values()) == {1}
     assert set(world.endpoint_reads.values()) == {1}

@@ -1,8 +1,9 @@
 """Replicas: which manager has which copy of a file, and who copies it from which other one. No I/O, no clock.
 
 As in TaskVine, a file travels from node to node: the first that needs it reads the endpoint's copy, the next ones read
-from nodes that have it, and each that has it becomes a source. A source serves few readers at a time, so that the
-number of sources doubles with each step instead of one node serving all.
+from nodes that have it, and each becomes a source. A source serves few readers at a time instead of one node serving
+all. A node passes on what it has while the rest still comes: so those that want a file at the same time form a tree,
+and the last has it soon after the first. Who was let down once reads from complete copies only, so there is no circle.
 """
 
 from __future__ import annotations
@@ -168,9 +169,12 @@ class Replicas:
             if self._reads_of[manager_id] >= MOST_READS:
                 self._waiting_for_reader.setdefault(manager_id, {})[content] = None
                 continue
-            sources = self._sources(manager_id, content, wish)
-            if free := [each for each in sources if self._readers_of[each] < MOST_READERS]:
+            complete, partial = self._sources(manager_id, content, wish)
+            sources = [*complete, *partial]
+            if free := [each for each in complete if self._readers_of[each] < MOST_READERS]:
                 self._start(manager_id, content, min(free, key=lambda each: self._readers_of[each]))
+            elif free := [each for each in partial if self._readers_of[each] < MOST_READERS]:
+                self._start(manager_id, content, free[0])  # the tree is as flat as it can be
             elif sources:
                 for each in sources:
                     self._waiting_for_source.setdefault(each, {})[content] = None
@@ -188,17 +192,23 @@ class Replicas:
         self._readers_of[source] += 1
         self.orders.append(CopyOrder(manager_id, content, source))
 
-    def _sources(self, manager_id: str, content: FileContent, wish: _Wish) -> list[str]:
-        """The managers from which one can get a copy, whether they have time for it or not."""
+    def _sources(self, manager_id: str, content: FileContent, wish: _Wish) -> tuple[list[str], list[str]]:
+        """The managers from which one can get a copy, whether they have time for it or not: those that have all of it,
+        and those that get it now."""
         if len(wish.failed) >= _MOST_FAILURES:
-            return []
-        return [each for each in self._holders.get(content, ()) if self._may_read(manager_id, each, wish)]
+            return [], []
+        coming = () if wish.failed else self._reads.get(content, ())
+        complete, partial = (
+            [each for each in managers if self._may_read(manager_id, each, wish)]
+            for managers in (self._holders.get(content, ()), coming)
+        )
+        return complete, partial
 
     def _may_read(self, manager_id: str, source: str, wish: _Wish) -> bool:
         return source != manager_id and source not in wish.failed and (manager_id, source) not in self._unreachable
 
     def _must_wait(self, manager_id: str, content: FileContent, wish: _Wish) -> bool:
-        """Whether others read the endpoint's copy, and become sources: so that it is read once, or by few."""
+        """Whether others get a copy, and become sources: so that the endpoint's is read once, or by few at a time."""
         reads = self._reads.get(content, {})
         if sum(source == ENDPOINT for source in reads.values()) >= MOST_READERS:
             return True

@@ -3,12 +3,15 @@
 ``ROOT/NAME/copies/SHA256`` is a copy of a submitter, ``ROOT/NAME/tasks/NUMBER/r/…`` has the links of a task. A manager
 that asks for a copy proves that it has the key of the agent, which tasks never get: the server sends random bytes, and
 gets an HMAC of these and the request back. What it sends is not encrypted; who receives it checks the SHA-256.
+A copy that is on its way here is passed on as far as it has come.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import hashlib
 import hmac
 import logging
@@ -21,7 +24,7 @@ import stat
 import threading
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -44,6 +47,9 @@ _MOST_CONNECTIONS: Final = 16
 """Each has a thread."""
 _CONNECT_LIMIT_S: Final = 5.0
 _SILENCE_LIMIT_S: Final = 30.0
+_UNKNOWN_LIMIT_S: Final = 2.0
+"""So long a node that was named as a source may take to hear of the copy itself."""
+_MOST_FAILED: Final = 1000
 _PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 2.0
 _PIECE_BYTES: Final = 2**20
@@ -68,6 +74,16 @@ class _Inode(NamedTuple):
     def of(cls, path: Path) -> _Inode:
         found = path.lstat()
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclasses.dataclass(eq=False)
+class _Draft:
+    """A copy on its way: ``written`` bytes of it are in the file at ``path``, None before that exists."""
+
+    path: Path | None = None
+    written: int = 0
+    is_complete: bool = False
+    has_failed: bool = False
 
 
 class _LocalProblem(Exception):
@@ -99,6 +115,9 @@ class FileCopies:
         self._directory.remove_leftovers()
         self.root = self._directory.path
         self._there: dict[FileContent, _Inode] = {}
+        self._drafts: dict[FileContent, _Draft] = {}
+        self._failed: set[FileContent] = set()  # of which the last copy has failed
+        self._changed = threading.Condition()  # of these
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = threading.Event()
@@ -108,7 +127,7 @@ class FileCopies:
         self._threads: list[threading.Thread] = []
         self._key = b""
         try:
-            self._server = FileServer(host, find=self._find)
+            self._server = FileServer(host, read=self._read)
         except BaseException:
             self._directory.remove()
             os.close(self._waker)
@@ -154,11 +173,18 @@ class FileCopies:
                 self._threads.append(threading.Thread(target=self._copy_all, name=name, daemon=True))
             for thread in self._threads:
                 thread.start()
+        if isinstance(action, Copy):  # from now on, others may ask for it
+            with self._changed:
+                self._drafts[action.content] = _Draft()
+                self._failed.discard(action.content)
+                self._changed.notify_all()
         self._actions.put(action)
 
     def close(self) -> None:
         """End all threads, and remove all copies."""
         self._is_closed.set()
+        with self._changed:
+            self._changed.notify_all()
         self._server.close()
         for each in list(self._sockets):
             with contextlib.suppress(OSError):
@@ -181,9 +207,41 @@ class FileCopies:
     def _copy_path(self, content: FileContent) -> Path:
         return self._path(content.submitter) / _COPIES / content.sha256
 
-    def _find(self, content: FileContent) -> Path | None:
-        """The path of a copy that is there; None if it is not."""
-        return self._copy_path(content) if content in self._there else None
+    def _read(self, content: FileContent) -> Generator[tuple[BinaryIO, int, int], None, None]:
+        """A copy, in parts: its file, where the part begins, and its length. In a thread of the server. Ends early if
+        the copy has failed.
+
+        :raises KeyError: if there is none, and none comes.
+        :raises OSError: if it cannot be read.
+        """
+
+        def is_known() -> bool:  # the agent has named this node to another one before it has heard of that itself
+            draft = self._drafts.get(content)
+            if draft is not None:
+                return draft.path is not None or self._is_closed.is_set()
+            return content in self._there or content in self._failed or self._is_closed.is_set()
+
+        with self._changed:
+            self._changed.wait_for(is_known, _UNKNOWN_LIMIT_S)
+            draft = None if content in self._there else self._drafts[content]
+            path = self._copy_path(content) if draft is None else draft.path
+            if path is None:
+                raise KeyError(content)
+            opened = path.open("rb", buffering=0)  # with the lock: a draft is renamed when it is complete
+        sent = 0
+        with opened as file:
+            while sent < content.size_bytes:
+                with self._changed:
+                    if draft is not None:
+                        self._changed.wait_for(functools.partial(self._has_more, draft, sent), _SILENCE_LIMIT_S)
+                    end = content.size_bytes if draft is None or draft.is_complete else draft.written
+                    if (draft is not None and draft.has_failed) or end <= sent or self._is_closed.is_set():
+                        return
+                yield file, sent, end - sent
+                sent = end
+
+    def _has_more(self, draft: _Draft, sent: int) -> bool:
+        return draft.written > sent or draft.is_complete or draft.has_failed or self._is_closed.is_set()
 
     # -- links ---------------------------------------------------------------------------------------------------------
 
@@ -257,6 +315,7 @@ class FileCopies:
         content = action.content
         path = self._copy_path(content)
         draft = self._path(content.submitter) / _DRAFTS / content.sha256
+        state = self._drafts[content]
         try:
             for each in (draft.parent, path.parent):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -266,6 +325,7 @@ class FileCopies:
             source = self._from_manager(content, action.source) if action.source else self._from_disk(action.path)
             with contextlib.closing(source), os.fdopen(descriptor, "wb", buffering=0) as file:
                 digest, size_bytes = hashlib.sha256(), 0
+                self._has_come(state, draft, 0)
                 for piece in source:
                     if self._is_closed.is_set():
                         raise _LocalProblem("the manager ends")
@@ -276,16 +336,32 @@ class FileCopies:
                     rest = piece
                     while rest:
                         rest = rest[file.write(rest) :]
+                    self._has_come(state, draft, size_bytes)
                 if size_bytes != content.size_bytes or digest.hexdigest() != content.sha256:
                     raise _SourceFailed("what came has another size or SHA-256")
                 os.fchmod(file.fileno(), 0o444)
-            draft.rename(path)
-            self._there[content] = _Inode.of(path)
+            with self._changed:
+                draft.rename(path)
+                self._there[content] = _Inode.of(path)
+                state.is_complete = True
         except OSError as error:
             raise _LocalProblem(f"{error.strerror or error}: {self.root}") from error
         finally:
+            with self._changed:
+                del self._drafts[content]
+                if not state.is_complete:
+                    state.has_failed = True
+                    if len(self._failed) >= _MOST_FAILED:
+                        self._failed.clear()
+                    self._failed.add(content)
+                self._changed.notify_all()
             with contextlib.suppress(OSError):
                 draft.unlink()
+
+    def _has_come(self, state: _Draft, path: Path, size_bytes: int) -> None:
+        with self._changed:
+            state.path, state.written = path, size_bytes
+            self._changed.notify_all()
 
     def _from_disk(self, path: str) -> Generator[memoryview, None, None]:
         """The endpoint's copy, in the directory of a task, which may have put links anywhere in there."""
@@ -331,12 +407,14 @@ class FileCopies:
 class FileServer:
     """Gives copies to other managers.
 
-    :param find: returns the path of a copy; called in several threads.
+    :param read: gives a copy in parts, or raises KeyError; called in several threads.
     :raises OSError: if no port is free.
     """
 
-    def __init__(self, host: str, *, find: Callable[[FileContent], Path | None]) -> None:
-        self._find = find
+    def __init__(
+        self, host: str, *, read: Callable[[FileContent], Generator[tuple[BinaryIO, int, int], None, None]]
+    ) -> None:
+        self._read = read
         self._key = b""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_MOST_CONNECTIONS)
@@ -406,19 +484,18 @@ class FileServer:
             _logger.warning("a request for a file without the key of this endpoint's agent")
             return
         connection.settimeout(_SILENCE_LIMIT_S)
-        path = self._find(_decode(request))
-        try:
-            file = None if path is None else path.open("rb", buffering=0)
-        except OSError:
-            file = None
-        if file is None:
-            connection.sendall(_MISSING.to_bytes(_SIZE_BYTES))
-            return
-        with file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            connection.sendall(size_bytes.to_bytes(_SIZE_BYTES))
-            if size_bytes:
-                connection.sendfile(file, count=size_bytes)
+        content = _decode(request)
+        with contextlib.closing(self._read(content)) as parts:
+            try:
+                part = next(parts, None)
+            except (KeyError, OSError):
+                connection.sendall(_MISSING.to_bytes(_SIZE_BYTES))
+                return
+            connection.sendall(content.size_bytes.to_bytes(_SIZE_BYTES))
+            while part is not None:
+                file, offset, count = part
+                connection.sendfile(file, offset, count)
+                part = next(parts, None)
 
 
 def _shown(source: str) -> str:
