@@ -499,11 +499,14 @@ class ValkeyRequested(_Message, frozen=True):
 
 
 class WaitingForFiles(_Part, frozen=True):
-    """A task that waits for copies: those of ``files_left`` files with ``bytes_left`` bytes are not there yet."""
+    """A task that waits for copies of so many ``contents`` with ``total_bytes``. ``left`` of them, with ``left_bytes``,
+    are not there yet."""
 
     task_id: str
-    files_left: int
-    bytes_left: int
+    contents: int
+    total_bytes: int
+    left: int
+    left_bytes: int
 
 
 class FilesReported(_Message, frozen=True):

@@ -268,7 +268,7 @@ def test_while_a_long_task_waits_for_its_copy_no_other_takes_its_slot() -> None:
     """It would wait for the other one's end, although another node may be free before."""
     core = agent("m")
     submit(core, "a", "s3://lab/x")
-    report(core, "m", wanted=(FileContent("", SHA256, MB),), waiting=(WaitingForFiles("a", 1, MB),))
+    report(core, "m", wanted=(FileContent("", SHA256, MB),), waiting=(WaitingForFiles("a", 1, MB, 1, MB),))
     core.run_tasks(wire.RunTasks(tasks=(spec("b"),), functions=(FUNCTION,)), [BODY, b"p"])
     assert core.decide(now=0.0).orders == {}
 
@@ -288,16 +288,16 @@ def test_short_tasks_are_sent_to_a_node_that_waits_for_a_copy() -> None:
 def test_the_report_says_what_is_copied_to_nodes() -> None:
     core = agent("m")
     submit(core, "a", "s3://lab/x")
-    report(core, "m", waiting=(WaitingForFiles("a", 1, MB), WaitingForFiles("unknown", 1, 1)))
+    report(core, "m", waiting=(WaitingForFiles("a", 2, 2 * MB, 1, MB), WaitingForFiles("unknown", 1, 1, 1, 1)))
     [row] = core.core.report().detail["staging"]
     assert row == {
         "task_id": "a",
         "state": "staging-in",
-        "bytes": 0,
-        "files": 1,
-        "files_done": 0,
+        "bytes": MB,
+        "files": 2,
+        "files_done": 1,
         "since": 5.0,
-        "total": MB,
+        "total": 2 * MB,
     }
     report(core, "m")
     assert "staging" not in core.core.report().detail

@@ -19,6 +19,7 @@ from farcall_endpoint.protocol import (
     NodeFile,
     Stop,
     TaskOrder,
+    WaitingForFiles,
 )
 from tests.support.manager import Rig, done
 
@@ -50,7 +51,9 @@ class Node(Rig):
         return self.handle(TasksReceived(jobs))
 
     def report(self) -> FilesReported:
-        """What the agent has heard of copies since the last call."""
+        """What the agent has heard of copies since the last call, a second ago or more."""
+        self.now += 1.0
+        self.handle()
         reports = [each.message for each in self.passed if isinstance(each.message, FilesReported)]
         self.passed.clear()
         kinds = ("wanted", "dropped", "have", "failed", "gone")
@@ -88,7 +91,7 @@ def test_a_task_waits_for_its_copies_without_a_slot_and_others_run() -> None:
     assert sent(node.receive(job("a", file("x")), Job(TaskOrder("b", 1, "h", 0), b"body", b"payload"))) == [("b", "")]
     report = node.report()
     assert report.wanted == (content(file("x")),)
-    assert [(each.task_id, each.files_left, each.bytes_left) for each in report.waiting] == [("a", 1, MB)]
+    assert report.waiting == (WaitingForFiles("a", 1, MB, 1, MB),)
     [copy] = node.order(file("x"), "")
     assert copy == Copy(content(file("x")), "", f"/shared/a/r/{file('x').place}")
     node.done()
@@ -139,7 +142,7 @@ def test_a_task_waits_until_all_of_its_files_are_there() -> None:
     node = Node()
     node.receive(job("a", file("x"), file("y")))
     assert not of_kind(node.copy(file("x")), Link)
-    assert [each.files_left for each in node.report().waiting] == [1]
+    assert [(each.contents, each.left) for each in node.report().waiting] == [(2, 1)]
     assert of_kind(node.copy(file("y")), Link)
 
 
@@ -275,3 +278,14 @@ def test_ten_thousand_files_are_reported_in_several_messages() -> None:
     files = [NodeFile(f"{number:032}/f", f"{number:064}", 1) for number in range(10_000)]
     node.receive(job("a", *files))
     assert [len(each.message.wanted) for each in node.passed if isinstance(each.message, FilesReported)] == [5000, 5000]
+
+
+def test_what_waits_is_reported_once_a_second_at_most() -> None:
+    node = Node(slots=4)
+    node.receive(job("a", file("x")))
+    node.link(node.copy(file("x")))
+    node.report()
+    node.report()
+    for name in "bcd":
+        node.link(node.receive(job(name, file("x"))))
+    assert len([each for each in node.passed if isinstance(each.message, FilesReported)]) <= 1

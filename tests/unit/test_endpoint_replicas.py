@@ -216,6 +216,21 @@ def test_a_manager_that_does_not_want_a_file_any_more_leaves_its_turn_to_others(
     assert world.received["n", A] == world.endpoint_reads[A] == 1
 
 
+def test_files_that_cannot_be_had_do_not_hold_up_those_behind_them() -> None:
+    world = World(["m", "n"])
+    contents = [FileContent("", f"{number:064}", 1) for number in range(20)]
+    for each in contents:
+        world.want("m", each)
+        world.want("n", each)
+    for each in contents[:10]:
+        for manager_id in "mnmn":
+            if (manager_id, each) in world.open:
+                world.fail(manager_id, each)
+    world.finish()
+    assert world.without_source | world.copies == {(name, each) for name in "mn" for each in contents}
+    assert {(name, each) for name in "mn" for each in contents[10:]} <= world.copies
+
+
 def test_submitters_have_copies_of_their_own() -> None:
     world = World(["m", "n"])
     world.want("m", A)
@@ -224,14 +239,14 @@ def test_submitters_have_copies_of_their_own() -> None:
     assert list(world.open.values()) == [ENDPOINT]
 
 
-CONTENTS = [FileContent("", f"{number:064}", 1) for number in range(5)]
+CONTENTS = [FileContent("", f"{number:064}", 1) for number in range(12)]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["want", "want", "succeed", "fail", "unreached", "gone", "lose", "drop"]),
         st.integers(0, 7),
-        st.integers(0, 4),
+        st.integers(0, 11),
     ),
-    max_size=120,
+    max_size=200,
 )
 
 
@@ -270,7 +285,7 @@ def test_whatever_happens_all_end_and_no_source_serves_more_than_the_limit(steps
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 5), st.randoms())
+@given(st.integers(1, 40), st.integers(1, 12), st.randoms())
 def test_without_failures_each_file_is_read_once(nodes: int, files: int, rng: random.Random) -> None:
     world = World(managers := named(nodes))
     wishes = [(each, content) for each in managers for content in CONTENTS[:files]]

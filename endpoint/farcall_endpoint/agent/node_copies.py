@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
 from farcall_common.staging import IN
 from farcall_endpoint.agent.actions import CopyFiles
 from farcall_endpoint.agent.managers import Managers
 from farcall_endpoint.agent.replicas import Replicas
-from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.protocol import FileContent, FilesReported, NodeFile, WaitingForFiles
 
 _MOST_CONTENTS: Final = 64
@@ -76,19 +75,17 @@ class NodeCopies:
         """Whether something has been decided."""
         return bool(self._replicas.orders)
 
-    def rows(self, tasks: Mapping[str, Task]) -> Iterator[dict[str, Any]]:
+    def rows(self, tasks: Container[str]) -> Iterator[dict[str, Any]]:
         """The tasks whose files are copied to their nodes, as :meth:`farcall_endpoint.staging.plan.Staging.report` has
         others."""
         for since, waiting in itertools.chain.from_iterable(each.values() for each in self._waiting.values()):
-            if (task := tasks.get(waiting.task_id)) is None or not task.node_files:
-                continue
-            total = sum(each.size_bytes for each in task.node_files)
-            yield {
-                "task_id": task.task_id,
-                "state": IN,
-                "bytes": max(0, total - waiting.bytes_left),
-                "files": len(task.node_files),
-                "files_done": max(0, len(task.node_files) - waiting.files_left),
-                "since": since,
-                "total": total,
-            }
+            if waiting.task_id in tasks:
+                yield {
+                    "task_id": waiting.task_id,
+                    "state": IN,
+                    "bytes": waiting.total_bytes - waiting.left_bytes,
+                    "files": waiting.contents,
+                    "files_done": waiting.contents - waiting.left,
+                    "since": since,
+                    "total": waiting.total_bytes,
+                }

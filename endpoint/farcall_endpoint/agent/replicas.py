@@ -20,7 +20,8 @@ ENDPOINT: Final = ""
 MOST_READERS: Final = 2
 """Of one source at a time."""
 MOST_READS: Final = 4
-"""Of one manager at a time."""
+"""That a manager gets, or waits for, at a time: so nodes that want the same files get them in the same order, and what
+is to be looked at does not grow with the number of files."""
 _MOST_FAILURES: Final = 2
 """So many managers are tried for a copy, then the endpoint's own one."""
 
@@ -50,10 +51,10 @@ class Replicas:
         self._wishes: dict[FileContent, dict[str, _Wish]] = {}
         self._reads: dict[FileContent, dict[str, str]] = {}  # that are on their way: the source of each reader
         self._readers_of: collections.Counter[str] = collections.Counter()  # by source
-        self._reads_of: collections.Counter[str] = collections.Counter()  # by reader
-        # What waits until a source, or a reader, has less to do.
-        self._waiting_for_source: dict[str, dict[FileContent, None]] = {}
-        self._waiting_for_reader: dict[str, dict[FileContent, None]] = {}
+        self._wishes_of: collections.Counter[str] = collections.Counter()  # by reader
+        self._later: dict[str, dict[FileContent, None]] = {}  # by reader: what becomes a wish when it has fewer
+        self._has_room: dict[str, None] = {}  # readers with fewer wishes than they may have
+        self._waiting: dict[str, dict[FileContent, None]] = {}  # by source: until it has less to do
         self._unreachable: set[tuple[str, str]] = set()  # reader and source
 
     def joined(self, manager_id: str) -> None:
@@ -63,49 +64,52 @@ class Replicas:
     def lost(self, manager_id: str) -> None:
         """A manager is gone with its copies. Those who read from it report that themselves."""
         self._managers.discard(manager_id)
-        self._waiting_for_reader.pop(manager_id, None)
+        self._later.pop(manager_id, None)
         self._unreachable = {pair for pair in self._unreachable if manager_id not in pair}
         for content in [content for content, holders in self._holders.items() if manager_id in holders]:
             self._forget(self._holders, content, manager_id)
         for content in [content for content, wishes in self._wishes.items() if manager_id in wishes]:
-            self._forget(self._wishes, content, manager_id)
+            self._end_wish(manager_id, content)
         for content in [content for content, reads in self._reads.items() if manager_id in reads]:
             self._read_ended(manager_id, content)
-        for content in self._waiting_for_source.pop(manager_id, ()):
+        for content in self._waiting.pop(manager_id, ()):
             self._serve(content)
-
-    def holders(self, content: FileContent) -> Iterable[str]:
-        """The managers that have a copy."""
-        return self._holders.get(content, {}).keys()
+        self._begin()
 
     def wanted(self, manager_id: str, contents: Iterable[FileContent]) -> None:
         """Tasks of a manager wait for copies."""
         if manager_id not in self._managers:
             return
+        later = self._later.setdefault(manager_id, {})
         for content in contents:
             self._forget(self._holders, content, manager_id)
-            self._wishes.setdefault(content, {}).setdefault(manager_id, _Wish())
-            self._serve(content)
+            if manager_id not in self._wishes.get(content, ()):
+                later[content] = None
+        self._begin(manager_id)
 
     def dropped(self, manager_id: str, contents: Iterable[FileContent]) -> None:
         """A manager does not want copies any more, whether they are on their way or not."""
         for content in contents:
-            self._forget(self._wishes, content, manager_id)
+            self._later.get(manager_id, {}).pop(content, None)
+            self._end_wish(manager_id, content)
             self._read_ended(manager_id, content)
+        self._begin(manager_id)
 
     def have(self, manager_id: str, contents: Iterable[FileContent]) -> None:
         """Copies are complete: the manager is a source of them."""
         for content in contents:
             if manager_id in self._managers:
                 self._holders.setdefault(content, {})[manager_id] = None
-            self._forget(self._wishes, content, manager_id)
+            self._end_wish(manager_id, content)
             self._read_ended(manager_id, content)
+        self._begin(manager_id)
 
     def gone(self, manager_id: str, contents: Iterable[FileContent]) -> None:
         """A manager has removed copies to make room."""
         for content in contents:
             self._forget(self._holders, content, manager_id)
             self._serve(content)
+        self._begin()
 
     def failed(self, manager_id: str, content: FileContent, *, reached: bool) -> None:
         """A manager could not get a copy from the source that was named.
@@ -121,6 +125,7 @@ class Replicas:
         if not reached and source != ENDPOINT:
             self._unreachable.add((manager_id, source))
         self._read_ended(manager_id, content)
+        self._begin()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -130,65 +135,73 @@ class Replicas:
             if not entries:
                 del table[content]
 
+    def _end_wish(self, manager_id: str, content: FileContent) -> None:
+        if manager_id in self._wishes.get(content, ()):
+            self._forget(self._wishes, content, manager_id)
+            self._wishes_of[manager_id] -= 1
+            if not self._wishes_of[manager_id]:
+                del self._wishes_of[manager_id]
+
+    def _begin(self, manager_id: str = "") -> None:
+        """Let managers wish for as much as they may at a time: this one, and those whose wish has ended unfulfilled."""
+        self._has_room[manager_id] = None
+        while self._has_room:
+            manager_id, _ = self._has_room.popitem()
+            later = self._later.get(manager_id, {})
+            while later and self._wishes_of[manager_id] < MOST_READS:
+                content = next(iter(later))
+                del later[content]
+                self._wishes.setdefault(content, {})[manager_id] = _Wish()
+                self._wishes_of[manager_id] += 1
+                self._try(manager_id, content)
+            if not later:
+                self._later.pop(manager_id, None)
+
     def _read_ended(self, manager_id: str, content: FileContent) -> None:
         """A copy is not on its way any more: others may begin."""
         source = self._reads.get(content, {}).get(manager_id)
         if source is not None:
             self._forget(self._reads, content, manager_id)
-            self._reads_of[manager_id] -= 1
-            if not self._reads_of[manager_id]:
-                del self._reads_of[manager_id]
             self._readers_of[source] -= 1
             if not self._readers_of[source]:
                 del self._readers_of[source]
         self._serve(content)
-        if source is not None:
-            while source != ENDPOINT and self._readers_of[source] < MOST_READERS:
-                if (waiting := self._next(self._waiting_for_source, source)) is None:
-                    break
-                self._serve(waiting)
-            while self._reads_of[manager_id] < MOST_READS:
-                if (waiting := self._next(self._waiting_for_reader, manager_id)) is None:
-                    break
-                self._serve(waiting)
-
-    def _next(self, table: dict[str, dict[FileContent, None]], manager_id: str) -> FileContent | None:
-        contents = table.get(manager_id)
-        if not contents:
-            table.pop(manager_id, None)
-            return None
-        content = next(iter(contents))
-        del contents[content]
-        return content
+        waiting = {} if source is None else self._waiting.get(source, {})
+        while waiting and source is not None and self._readers_of[source] < MOST_READERS:
+            first = next(iter(waiting))
+            del waiting[first]
+            self._serve(first)
+        if not waiting and source is not None:
+            self._waiting.pop(source, None)
 
     def _serve(self, content: FileContent) -> None:
         """Let those begin that wait for a copy and have a source."""
-        for manager_id, wish in list(self._wishes.get(content, {}).items()):
-            if manager_id in self._reads.get(content, {}):
-                continue
-            if self._reads_of[manager_id] >= MOST_READS:
-                self._waiting_for_reader.setdefault(manager_id, {})[content] = None
-                continue
-            complete, partial = self._sources(manager_id, content, wish)
-            sources = [*complete, *partial]
-            if free := [each for each in complete if self._readers_of[each] < MOST_READERS]:
-                self._start(manager_id, content, min(free, key=lambda each: self._readers_of[each]))
-            elif free := [each for each in partial if self._readers_of[each] < MOST_READERS]:
-                self._start(manager_id, content, free[0])  # the tree is as flat as it can be
-            elif sources:
-                for each in sources:
-                    self._waiting_for_source.setdefault(each, {})[content] = None
-            elif self._must_wait(manager_id, content, wish):
-                continue
-            elif ENDPOINT not in wish.failed:
-                self._start(manager_id, content, ENDPOINT)
-            else:
-                self._forget(self._wishes, content, manager_id)
-                self.orders.append(CopyOrder(manager_id, content, None))
+        for manager_id in list(self._wishes.get(content, ())):
+            self._try(manager_id, content)
+
+    def _try(self, manager_id: str, content: FileContent) -> None:
+        wish = self._wishes[content][manager_id]
+        if manager_id in self._reads.get(content, ()):
+            return
+        complete, partial = self._sources(manager_id, content, wish)
+        if free := [each for each in complete if self._readers_of[each] < MOST_READERS]:
+            self._start(manager_id, content, min(free, key=lambda each: self._readers_of[each]))
+        elif free := [each for each in partial if self._readers_of[each] < MOST_READERS]:
+            self._start(manager_id, content, free[0])  # the tree is as flat as it can be
+        elif complete or partial:
+            for each in (*complete, *partial):
+                self._waiting.setdefault(each, {})[content] = None
+        elif self._must_wait(manager_id, content, wish):
+            pass
+        elif ENDPOINT not in wish.failed:
+            self._start(manager_id, content, ENDPOINT)
+        else:
+            self._end_wish(manager_id, content)
+            self._has_room[manager_id] = None
+            self.orders.append(CopyOrder(manager_id, content, None))
 
     def _start(self, manager_id: str, content: FileContent, source: str) -> None:
         self._reads.setdefault(content, {})[manager_id] = source
-        self._reads_of[manager_id] += 1
         self._readers_of[source] += 1
         self.orders.append(CopyOrder(manager_id, content, source))
 

@@ -630,8 +630,8 @@ class ManagerCore:
         everything = self._stop_at is not None
         if self._reports.ended_with_links:
             self._files.ended(self._reports.ended_with_links)
-        if self._files.has_news and not everything:
-            self._actions += self._files.news()
+        if self._files.has_news(now.mono) and not everything:
+            self._actions += self._files.news(now.mono)
         if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
         if self._nested.drivers:

@@ -20,8 +20,9 @@ from farcall_endpoint.protocol import CopyFiles, FileContent, FileCopy, FilesRep
 
 _LEAST_BYTES: Final = 4096
 """What a small file takes of the space: the number of copies has a limit, too."""
-_MOST_SHOWN: Final = 100
+_MOST_SHOWN: Final = 20
 """Waiting tasks in a report."""
+_SHOW_PERIOD_S: Final = 1.0
 _MOST_IN_MESSAGE: Final = 5000
 """Of each kind in a report."""
 
@@ -43,7 +44,10 @@ class _Waiting:
 
     job: Job
     copies: dict[FileContent, _Copy]
-    left: set[FileContent]
+    places: dict[str, str]  # by SHA-256
+    total_bytes: int
+    left: int = 0
+    left_bytes: int = 0
 
 
 class NodeFiles:
@@ -65,7 +69,8 @@ class NodeFiles:
         self._last_problem = ""
         self._news: dict[str, list[FileContent]] = collections.defaultdict(list)
         self._failed: list[tuple[FileContent, bool]] = []
-        self._has_changed = False
+        self._has_changed = self._has_shown = False
+        self._shown_at = 0.0
 
     def __len__(self) -> int:
         """How many tasks wait."""
@@ -84,18 +89,23 @@ class NodeFiles:
         for each in missing:
             self._copies[each] = _Copy()
             self._used_bytes += _taken(each)
-        self._news["wanted"] += missing
-        left = set()
-        for each in contents:
-            copy = self._copies[each]
+        if missing:
+            self._news["wanted"] += missing
+        waiting = self._waiting[number] = _Waiting(
+            job,
+            {each: self._copies[each] for each in contents},
+            {each.sha256: each.place for each in job.files},
+            sum([each.size_bytes for each in contents]),
+        )
+        for content, copy in waiting.copies.items():
             copy.links += 1
-            self._copies.move_to_end(each)
+            self._copies.move_to_end(content)
             if not copy.is_complete:
                 copy.tasks[number] = None
-                left.add(each)
-        self._waiting[number] = _Waiting(job, {each: self._copies[each] for each in contents}, left)
+                waiting.left += 1
+                waiting.left_bytes += content.size_bytes
         self._has_changed = True
-        if not left:
+        if not waiting.left:
             self._actions.append(Link(number, job.order.submitter, job.files))
 
     def ended(self, jobs: list[Job]) -> None:
@@ -121,8 +131,8 @@ class NodeFiles:
         self._has_changed = True
         if not waiting.left:  # its links are being made
             self._actions.append(Unlink(number, waiting.job.order.submitter))
-        for each in waiting.left:
-            self._copies[each].tasks.pop(number, None)
+        for copy in waiting.copies.values():
+            copy.tasks.pop(number, None)
         self._release(waiting.copies)
         return waiting.job
 
@@ -173,9 +183,8 @@ class NodeFiles:
         """The order with the place of the endpoint's copy: in the directory of a task that waits for it."""
         content, source = ordered.content, ordered.source
         assert source is not None
-        job = self._waiting[next(iter(copy.tasks))].job
-        place = next(each.place for each in job.files if each.sha256 == content.sha256)
-        return Copy(content, source, f"{job.order.files_dir}/r/{place}")
+        waiting = self._waiting[next(iter(copy.tasks))]
+        return Copy(content, source, f"{waiting.job.order.files_dir}/r/{waiting.places[content.sha256]}")
 
     def _copy_ended(self, event: CopyEnded) -> None:
         content = event.content
@@ -188,7 +197,8 @@ class NodeFiles:
             self._news["have"].append(content)
             for number in copy.tasks:
                 waiting = self._waiting[number]
-                waiting.left.discard(content)
+                waiting.left -= 1
+                waiting.left_bytes -= content.size_bytes
                 if not waiting.left:
                     self._actions.append(Link(number, content.submitter, waiting.job.files))
             copy.tasks.clear()
@@ -257,13 +267,16 @@ class NodeFiles:
 
     # -- the agent -----------------------------------------------------------------------------------------------------
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to report."""
-        return bool(self._has_changed or self._news or self._failed)
+    def has_news(self, now: float) -> bool:
+        """Whether there is something to report: which tasks wait, only each second."""
+        if self._news or self._failed:
+            return True
+        return self._has_changed and now >= self._shown_at and bool(self._waiting or self._has_shown)
 
-    def news(self) -> Iterable[Pass]:
+    def news(self, now: float) -> Iterable[Pass]:
         """What has changed since the last call, in messages of limited size."""
+        self._shown_at = now + _SHOW_PERIOD_S
+        self._has_shown = bool(self._waiting)
         kinds = {name: tuple(contents) for name, contents in self._news.items()}
         failed = tuple(self._failed)
         self._news.clear()
@@ -284,5 +297,5 @@ def _taken(content: FileContent) -> int:
 
 
 def _shown(waiting: _Waiting) -> WaitingForFiles:
-    left_bytes = sum(each.size_bytes for each in waiting.left)
-    return WaitingForFiles(waiting.job.order.task_id, len(waiting.left), left_bytes)
+    task_id = waiting.job.order.task_id
+    return WaitingForFiles(task_id, len(waiting.copies), waiting.total_bytes, waiting.left, waiting.left_bytes)
