@@ -111,7 +111,9 @@ class NodeFiles:
     def ended(self, jobs: list[Job]) -> None:
         """Tasks that had links have ended; they are taken out."""
         for job in jobs:
-            number, copies = self._linked.pop(job.read_dir)
+            number, copies = self._linked.pop(job.read_dir, (0, {}))
+            if not number:  # it has ended twice
+                continue
             self._actions.append(Unlink(number, job.order.submitter))
             self._release(copies)
         jobs.clear()
@@ -168,9 +170,13 @@ class NodeFiles:
     def _order(self, message: CopyFiles) -> None:
         for each in message.copies:
             copy = self._copies.get(each.content)
-            if copy is None or copy.is_complete or copy.is_ordered:
+            if copy is None:  # it is not wanted any more, and the agent must hear that from here
+                self._news["dropped"].append(each.content)
+            elif copy.is_complete:
+                self._news["have"].append(each.content)
+            elif copy.is_ordered:
                 continue
-            if each.source is None:
+            elif each.source is None:
                 self._lack(each.content, "the copy could not be had from any node, nor from the endpoint's directory")
             elif not copy.links:
                 self._remove(each.content)
