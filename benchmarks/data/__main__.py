@@ -1,6 +1,7 @@
 """Data benchmarks: ``python -m benchmarks.data [SUBJECT ...] [--quick] [--full] [--rounds N]``.
 
-Each subject is a module of this package with ``measure``, one round of it, and ``as_table``.
+Each subject is a module of this package with ``measure``, one round of it, ``as_table``, and ``draw``
+if it has a picture.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def main() -> None:
         if options.quick:
             print(subject.as_table(report))
         else:
-            save(report, RESULTS / f"{name}.json", subject.as_table)
+            path = RESULTS / f"{name}.json"
+            if hasattr(subject, "draw"):
+                subject.draw(report, path.with_suffix(".png"))
+            save(report, path, subject.as_table)
 
 
 if __name__ == "__main__":

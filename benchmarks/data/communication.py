@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from benchmarks.data import patterns, shuffle, steering
-from benchmarks.data.media import DIRECTORY, MEMORY, READ_S, SHAPED, VALKEY, WORKERS, WRITE_S, open_media
+from benchmarks.data.media import DIRECTORY, MEDIA, MEMORY, READ_S, SHAPED, VALKEY, WRITE_S, open_media
+from benchmarks.data.plot import draw as draw
 from benchmarks.report import GOAL_COLUMNS, Figure, Report, goal_row, heading, page, spread, table
 from farcall_endpoint import Engine
 
 Samples = dict[str, float]
 
 _WORKERS: Final = 4
-_MEDIA: Final = (SHAPED, DIRECTORY, VALKEY, MEMORY, WORKERS)
 _STORES: Final = (DIRECTORY, VALKEY, MEMORY)
 _SHUFFLE: Final = (SHAPED, VALKEY, MEMORY)
 _PAPER_MS: Final = dict(zip(steering.STAGES, (7.15, 0.70, 18.04, 0.11), strict=True))
@@ -49,7 +49,7 @@ def as_table(report: Report) -> str:
         ),
         table(GOAL_COLUMNS, [goal_row(each.name, each.shown(), each.goal, each.reached) for each in _goals(rounds)]),
         "**From the first write to the last read; ms**",
-        table(["pattern, size", *_MEDIA], _pattern_rows(rounds)),
+        table(["pattern, size", *MEDIA], _pattern_rows(rounds)),
         f"**{shuffle.BYTES // 10**6} MB, {shuffle.TASKS} mappers and {shuffle.TASKS} reducers; seconds of the whole "
         "run, and of all writes and all reads together**",
         table(
@@ -74,7 +74,7 @@ def as_table(report: Report) -> str:
 def _pattern_rows(rounds: Sequence[Samples]) -> Iterable[Sequence[str]]:
     for pattern in patterns.PATTERNS:
         for size in patterns.SIZES:
-            cells = [_cell(rounds, f"{pattern}/{size}/{name}") for name in _MEDIA]
+            cells = [_cell(rounds, f"{pattern}/{size}/{name}") for name in MEDIA]
             if set(cells) != {"-"}:
                 yield [f"{pattern}, {size}", *cells]
 

@@ -43,8 +43,11 @@ def measure(*, quick: bool, full: bool) -> Samples:  # noqa: ARG001 - all of it 
     size = _QUICK_BYTES if quick else _BYTES
     shared = min(size, _SHARED_BYTES)
     tasks = _TASKS // (10 if quick else 1)
-    with _objects({"large": size, "shared": shared}) as url, Engine(max_workers=2) as engine:
+    with _objects({"large": size, "shared": shared, "small": 1000}) as url, Engine(max_workers=2) as engine:
         engine.wait_ready()
+        began = time.perf_counter()
+        assert engine.submit(size_of, File(f"s3://{_BUCKET}/small")).result(timeout=_TIMEOUT_S) == 1000
+        first_s = time.perf_counter() - began
         alone_s = _alone(url)
         began = time.perf_counter()
         assert engine.submit(size_of, File(f"s3://{_BUCKET}/large")).result(timeout=_TIMEOUT_S) == size
@@ -61,6 +64,7 @@ def measure(*, quick: bool, full: bool) -> Samples:  # noqa: ARG001 - all of it 
             future.result(timeout=_TIMEOUT_S)
         without_s = time.perf_counter() - began
     return {
+        "the first file, 1 KB, round trip of the task, ms": 1000 * first_s,
         "one file, obstore alone, MB/s": size / alone_s / 1e6,
         "one file, task with it, MB/s": size / staged_s / 1e6,
         "one file, task with it to obstore alone": alone_s / staged_s,

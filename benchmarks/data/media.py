@@ -28,6 +28,7 @@ DIRECTORY: Final = "local directory"
 VALKEY: Final = "Valkey"
 MEMORY: Final = "shared memory"
 WORKERS: Final = "peer workers"
+MEDIA: Final = (SHAPED, DIRECTORY, VALKEY, MEMORY, WORKERS)
 _START_S: Final = 30
 
 

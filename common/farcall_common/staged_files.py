@@ -22,8 +22,8 @@ from farcall_common.errors import DeserializationError, InvalidRequest
 from farcall_common.file_arguments import PREFIX, Described, Mode, shown, without_files
 from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_URL_CHARACTERS, MIB
 
-MAX_LIST_BYTES: Final = 48 * MIB
-"""Of a list that is not compressed."""
+MAX_LIST_BYTES: Final = 16 * MIB
+"""Of a list that is not compressed: an agent reads it between other tasks, in about 100 ms."""
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -50,8 +50,8 @@ def uses(found: Iterable[Described]) -> tuple[FileUse, ...]:
 def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     """A payload with the list of its files; without files the payload itself.
 
-    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, or one of them with two
-        sizes or two SHA-256.
+    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, their URLs are too long
+        together, or there is one with two sizes or two SHA-256.
     """
     if not files:
         return bytes(payload)
@@ -62,7 +62,13 @@ def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
         )
     if twice := _twice(files):
         raise InvalidRequest(f"{shown(twice)} is an argument with different size_bytes or sha256.")
-    return PREFIX + base64.b64encode(zlib.compress(_encode(list(files)), 1)) + b"\n" + payload
+    encoded = _encode(list(files))
+    if len(encoded) > MAX_LIST_BYTES:
+        raise InvalidRequest(
+            f"The list of the call's files has {len(encoded):,} bytes, and at most {MAX_LIST_BYTES:,} are taken.",
+            hint="Split the call.",
+        )
+    return PREFIX + base64.b64encode(zlib.compress(encoded, 1)) + b"\n" + payload
 
 
 def _twice(files: Sequence[FileUse]) -> str:

@@ -8,8 +8,10 @@ SIGKILL.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import logging
 import os
@@ -38,6 +40,9 @@ _logger = logging.getLogger(__name__)
 LOOPBACK: Final = "127.0.0.1"
 _PROGRAMS: Final = ("valkey-server", "redis-server")
 _PERIOD_S: Final = 0.5
+_CHECK_S: Final = 20.0
+_CHECKS: Final = 3
+"""A server that so many checks in a row had no answer from hangs, and is killed."""
 _START_LIMIT_S: Final = 15.0
 _PROBE_S: Final = 0.01
 _PROBE_LIMIT_S: Final = 1.0
@@ -179,6 +184,7 @@ class ValkeyServers:
     :param ports: first and last port to choose from; None: any that is free.
     :param submit: runs a job in another thread.
     :param send: sends a manager a message.
+    :param check_s: how often servers are checked.
     """
 
     def __init__(
@@ -189,6 +195,7 @@ class ValkeyServers:
         ports: tuple[int, int] | None,
         submit: Callable[[Job], None],
         send: Callable[[str, ValkeyAnswered], None],
+        check_s: float = _CHECK_S,
     ) -> None:
         self._settings = settings
         self._is_local = is_local
@@ -199,7 +206,9 @@ class ValkeyServers:
         self._servers: dict[str, _Server] = {}
         self._ending: list[_Server] = []
         self._is_closed = False
-        self._maintain_at = 0.0
+        self._check_s = check_s
+        self._maintain_at = self._check_at = 0.0
+        self._unanswered: collections.Counter[int] = collections.Counter()  # checks in a row, by process id
 
     def __bool__(self) -> bool:
         return bool(self._table) or bool(self._ending)
@@ -213,17 +222,23 @@ class ValkeyServers:
             self._start(submitter, tries=_TRIES)
 
     def maintain(self, busy: Callable[[], Collection[str]]) -> None:
-        """Notice the end of servers, and end those that are not needed any more. Cheap while there are none.
+        """Notice the end of servers, and end those that hang or are not needed any more. Cheap while there are none.
 
         :param busy: returns the submitters with unfinished tasks.
         """
         now = time.monotonic()
         if not self or now < self._maintain_at:
             return
-        self._maintain_at = now + _PERIOD_S
+        self._maintain_at = now + min(_PERIOD_S, self._check_s)
         self._collect()
+        if now >= self._check_at:
+            self._check_at = now + self._check_s
+            for submitter, server in self._servers.items():
+                if self._table.has_started(submitter):
+                    self._submit(functools.partial(self._checked, submitter, server))
         for submitter in self._table.idle(busy(), now=now):
             server = self._servers.pop(submitter)
+            del self._unanswered[server.process.pid]
             self._table.ended(submitter)
             _logger.info(
                 "the Valkey of %s, pid %d, is not needed any more", submitter or "the owner", server.process.pid
@@ -261,12 +276,27 @@ class ValkeyServers:
             # While it starts, a thread waits for it, and notices its end.
             if self._table.has_started(submitter) and server.process.poll() is not None:
                 del self._servers[submitter]
+                del self._unanswered[server.process.pid]
                 self._table.ended(submitter)
                 _logger.warning("the Valkey of %s has ended: %s", submitter or "the owner", _last_words(server))
                 server.output.close()
         for server in [each for each in self._ending if each.process.poll() is not None]:
             self._ending.remove(server)
             server.output.close()
+
+    def _checked(self, submitter: str, server: _Server) -> Callable[[], None]:
+        """In a thread: ask a server for a sign of life."""
+        is_alive = _answers(server.address)
+        return lambda: self._heard(submitter, server, is_alive=is_alive)
+
+    def _heard(self, submitter: str, server: _Server, *, is_alive: bool) -> None:
+        if self._servers.get(submitter) is not server:
+            return
+        pid = server.process.pid
+        self._unanswered[pid] = 0 if is_alive else self._unanswered[pid] + 1
+        if self._unanswered[pid] == _CHECKS:
+            _logger.error("the Valkey of %s, pid %d, does not answer: it is killed", submitter or "the owner", pid)
+            server.process.kill()
 
     def _start(self, submitter: str, *, tries: int) -> None:
         """Start a server; a thread waits until it answers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from farcall_endpoint import Engine
 from farcall_endpoint.agent import memory_root
 from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.protocol import ValkeyAnswered
+from farcall_endpoint.valkey import Job, ValkeyServers, ValkeySettings
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.images import DEBIAN, image
 from tests.support.ordinary_user import as_ordinary_user
@@ -535,3 +538,38 @@ def test_an_engine_has_the_same(tmp_path: Path) -> None:
         assert engine.submit(count, 1).result()[1:] == [1]
     assert not Path(found["memory"]).parent.exists()
     assert servers() == []
+
+
+def test_a_server_that_hangs_is_replaced() -> None:
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    answers: list[ValkeyAnswered] = []
+    with contextlib.closing(
+        ValkeyServers(
+            ValkeySettings(),
+            is_local=True,
+            ports=None,
+            submit=jobs.put,
+            send=lambda _, message: answers.append(message),
+            check_s=0.01,
+        )
+    ) as valkey:
+
+        def has_address() -> bool:
+            valkey.maintain(lambda: [ALICE])
+            while not jobs.empty():
+                jobs.get()()()
+            return bool(answers)
+
+        valkey.requested("m", ALICE)
+        wait_until(has_address)
+        [row] = valkey.describe()
+        hanging = psutil.Process(int(str(row["pid"])))
+        for _ in range(10):
+            has_address()
+        hanging.suspend()
+        wait_until(lambda: has_address() and valkey.describe() == [])
+        wait_gone([hanging])
+        first = answers.pop()
+        valkey.requested("m", ALICE)
+        wait_until(has_address)
+        assert first.address != answers[0].address

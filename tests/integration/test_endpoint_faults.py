@@ -26,7 +26,7 @@ def note_and_sleep(path: str, number: int, seconds: float) -> int:
     import time
 
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, f"{number}\n".encode())
+    os.write(descriptor, f"{number}:{os.getpid()}\n".encode())
     os.close(descriptor)
     time.sleep(seconds)
     return number
@@ -48,9 +48,16 @@ def note_and_wait(path: str, number: int, release: str) -> int:
 
 def runs(path: Path) -> collections.Counter[int]:
     """How often each task was started."""
-    return (
-        collections.Counter(int(line) for line in path.read_text().split()) if path.exists() else collections.Counter()
-    )
+    lines = path.read_text().split() if path.exists() else []
+    return collections.Counter(int(line.partition(":")[0]) for line in lines)
+
+
+def pid_of(path: Path, number: int) -> int:
+    """The worker of a task that was started."""
+    [pid] = [
+        int(pid) for task, _, pid in (line.partition(":") for line in path.read_text().split()) if task == f"{number}"
+    ]
+    return pid
 
 
 def a_worker(endpoint: EndpointProcess) -> None:
@@ -85,20 +92,24 @@ def test_nothing_is_lost_when_something_is_killed(
     assert set(runs(log)) == set(range(1500))
 
 
-@pytest.mark.parametrize("kill", [a_worker, the_manager, the_agent])
+@pytest.mark.parametrize("kill", [None, the_manager, the_agent], ids=["a worker", "the manager", "the agent"])
 def test_non_idempotent_tasks_do_not_run_twice(
-    endpoint: EndpointProcess, kill: Callable[[EndpointProcess], None], tmp_path: Path
+    endpoint: EndpointProcess, kill: Callable[[EndpointProcess], None] | None, tmp_path: Path
 ) -> None:
     cloud, log = endpoint.cloud, tmp_path / "runs"
-    calls = [(str(log), number, 0.05) for number in range(60)]  # so long that a worker is in a task when it is killed
+    killed = (10, 30)
+    calls = [(str(log), number, 600.0 if number in killed else 0.01) for number in range(60)]
     ids = cloud.submit_many(note_and_sleep, calls, idempotent=False, max_attempts=3)
-    for share in (10, 30):
-        cloud.wait_for(lambda share=share: len(cloud.results) >= share)  # type: ignore[misc]
-        kill(endpoint)
+    for number in killed:
+        wait_until(lambda number=number: number in runs(log))  # type: ignore[misc]
+        if kill is None:
+            psutil.Process(pid_of(log, number)).kill()
+        else:
+            kill(endpoint)
     ends = cloud.ends(ids)
     assert max(runs(log).values()) == 1
     bad = [end for end in ends if end.state is not TaskState.SUCCESS]
-    assert 1 <= len(bad) <= 4, "only what ran at the moment, one for each worker and kill"
+    assert 2 <= len(bad) <= (2 if kill is None else 4), "only what ran at the moment, one for each worker and kill"
     for end in bad:
         assert end.error["code"] in ("TASK_LOST", "WORKER_DIED")
         assert end.state is (TaskState.LOST if end.error["code"] == "TASK_LOST" else TaskState.FAILED)

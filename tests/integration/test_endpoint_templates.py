@@ -639,7 +639,8 @@ if child == 0:
     signal.pause()
 os.waitpid(child, 0)
 connection.send(exited)
-connection.recv(2**16)
+while connection.recv(2**16):  # until it is closed
+    pass
 """
 
 

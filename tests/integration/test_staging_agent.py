@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState, new_id
 from tests.support.endpoint import EndpointProcess, running_endpoint
 from tests.support.file_servers import Answer, WebServer
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -111,6 +113,9 @@ def test_a_task_reads_and_writes_files_and_leaves_the_copy_in_the_cache_only(
     assert web.requests["GET", "/data"] == 1
     wait_until(lambda: staged(endpoint) == [], "the directories of the tasks are removed")
     wait_until(lambda: transfers(endpoint) == [], "the status names no transfers")
+    wait_until(
+        lambda: endpoint.directory.read_status().get("files_cache_bytes") == 4096, "the status has the cache's size"
+    )
 
 
 def test_an_endpoint_whose_tasks_have_no_files_has_no_transfer_process(endpoint: EndpointProcess) -> None:
@@ -151,6 +156,23 @@ def test_a_slot_is_free_and_the_status_says_what_moves_while_a_file_comes(
     assert gate.waiting == 1
 
 
+def test_ten_thousand_files_of_one_task(endpoint: EndpointProcess, web: WebServer) -> None:
+    def total(*files: File) -> int:
+        size_bytes = 0
+        for each in files:
+            with each.open("rb") as file:
+                size_bytes += len(file.read())
+        return size_bytes
+
+    sources = [source(web, f"/{number}", b"%d" % number) for number in range(10_000)]
+    end = endpoint.cloud.end(submit(endpoint, total, *sources))
+    assert end.value == sum(len(str(number)) for number in range(10_000))
+    assert set(web.requests.values()) == {1}
+    assert len(end.spec.details["files"]) == 100
+    assert transfer_process(endpoint).memory_info().rss < 300 * 2**20
+    wait_until(lambda: staged(endpoint) == [], "the directories of the tasks are removed")
+
+
 def test_a_task_is_cancelled_while_its_files_move(endpoint: EndpointProcess, web: WebServer, tmp_path: Path) -> None:
     gate = web.files["/data"] = Gate()
     task_id = submit(endpoint, read, source(web, "/data", b"data"))
@@ -182,6 +204,33 @@ def test_a_file_comes_although_the_agent_was_killed_meanwhile(
     endpoint.start()
     assert endpoint.cloud.end(task_id).value == b"data"
     wait_until(lambda: staged(endpoint) == [], "what the former agent has left is removed")
+
+
+SECOND_LOGIN_NODE = """
+import runpy, socket, sys
+socket.gethostname = lambda: "login2"
+sys.argv = ["agent", "test", "--home", sys.argv[1]]
+runpy.run_module("farcall_endpoint.agent", run_name="__main__")
+"""
+
+
+def test_an_agent_of_another_login_node_does_not_touch_files_that_move(
+    endpoint: EndpointProcess, web: WebServer
+) -> None:
+    gate = web.files["/data"] = Gate()
+    task_id = submit(endpoint, read, source(web, "/data", b"data"))
+    wait_until(lambda: gate.waiting, "the transfer begins")
+    draft = next(endpoint.directory.path.glob("files/*/drafts/*"))
+    command = [sys.executable, "-c", SECOND_LOGIN_NODE, str(endpoint.home)]
+    other = subprocess.run(command, env=endpoint.environment, timeout=WAIT_S, check=False)
+    assert other.returncode != 0
+    assert endpoint.agent is not None
+    assert f"is run by process {endpoint.agent.pid} on" in endpoint.log()
+    assert draft.exists()
+    assert len(staged(endpoint)) == 1
+    gate.opened.set()
+    assert endpoint.cloud.end(task_id).value == b"data"
+    assert gate.waiting == 1
 
 
 def test_a_task_that_ran_while_the_agent_was_killed_has_its_files_again(

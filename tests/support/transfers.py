@@ -76,10 +76,9 @@ class TransferProcess:
 
     def make(self, *task_ids: str, submitter: str = "", writes: tuple[str, ...] = ()) -> None:
         """Make the directories of tasks; ``writes`` are URLs."""
-        names = tuple([place_of("", url, "w").split("/")[2] for url in writes])
-        self.client.order([orders.Make(task_id, submitter, names) for task_id in task_ids])
+        self.client.order([orders.Make(task_id, submitter, writes) for task_id in task_ids])
         for made in self.wait_for(orders.Made, count=len(task_ids)):
-            assert made.problem == ""
+            assert made.error is None
 
     def order(self, use: FileUse, *task_ids: str, submitter: str = "") -> int:
         """Order a transfer; its number."""

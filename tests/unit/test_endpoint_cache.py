@@ -27,19 +27,19 @@ with cache.draft("", 1, 5) as draft:
 """
 
 
-def put(cache: Cache, number: int, content: bytes) -> str:
+def put(cache: Cache, number: int, content: bytes, *, submitter: str = "") -> str:
     """Let a file be in the cache; its SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
-    with cache.draft("", number, len(content)) as draft:
+    with cache.draft(submitter, number, len(content)) as draft:
         draft.write_bytes(content)
-        cache.add("", draft, sha256)
-    cache.remember("", f"s3://lab/{number}", "1", sha256)
+        cache.add(submitter, draft, sha256)
+    cache.remember(submitter, f"s3://lab/{number}", "1", sha256)
     return sha256
 
 
 def copies(directory: Path) -> set[str]:
-    """The files of the owner's copies."""
-    return {each.name for each in (directory / "owner").glob("??/*")}
+    """The files of all copies."""
+    return {each.name for each in directory.glob("*/??/*")}
 
 
 def killed(directory: Path, when: str) -> None:
@@ -111,3 +111,19 @@ def test_copies_are_used_and_go_although_the_index_has_no_room_to_note_it(tmp_pa
     with cache.using("", sha256) as found:
         assert found is None
     cache.close()
+
+
+def test_the_submitter_with_the_most_bytes_loses_copies_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, budget_bytes=5 * 4096)
+    alices = put(cache, 1, b"first", submitter="alice")  # not used for longest
+    bobs = [put(cache, number, b"%d" % number, submitter="bob") for number in range(2, 12)]
+    assert copies(tmp_path) == {alices, *bobs[-4:]}
+    assert cache.used_bytes == 5 * 4096
+    more = [put(cache, number, b"%d" % number, submitter="alice") for number in range(12, 14)]
+    assert copies(tmp_path) == {alices, *more, *bobs[-2:]}, "until both have as much"
+    last = put(cache, 20, b"last", submitter="alice")
+    assert copies(tmp_path) == {*more, last, *bobs[-2:]}
+    cache.close()
+    again = Cache(tmp_path, budget_bytes=5 * 4096)
+    assert again.used_bytes == 5 * 4096
+    again.close()

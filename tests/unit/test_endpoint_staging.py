@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import place_of
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.staging import MAX_FILES_SHOWN
 from farcall_endpoint import outcomes
@@ -87,8 +86,7 @@ class Driver:
 def test_a_task_gets_a_directory_then_its_files_and_is_ready_when_all_are_there() -> None:
     driver = Driver()
     driver.stage_in("t", IN, FileUse("s3://lab/raw/b"), OUT, submitter="alice")
-    name = place_of("", OUT.url, "w").split("/")[2]
-    assert driver.given() == [orders.Make("t", "alice", (name,))]
+    assert driver.given() == [orders.Make("t", "alice", (OUT.url,))]
     assert driver.given() == []
     driver.hear(orders.Made("t"))
     first, second = driver.fetches()
@@ -146,8 +144,17 @@ def test_a_directory_that_cannot_be_made_fails_its_task() -> None:
     driver = Driver()
     driver.stage_in("t", IN)
     driver.given()
-    driver.hear(orders.Made("t", "the disk is full"))
+    driver.hear(orders.Made("t", outcomes.files_no_room("the disk is full").to_json()))
     assert driver.errors() == {"t": "FILES_NO_ROOM"}
+
+
+def test_a_task_that_may_not_write_its_file_fails_before_it_runs() -> None:
+    driver = Driver()
+    driver.stage_in("t", IN, OUT, submitter="alice")
+    driver.given()
+    driver.hear(orders.Made("t", outcomes.file_denied(OUT.url, "its storage is not open").to_json()))
+    assert driver.errors() == {"t": "FILE_DENIED"}
+    assert driver.fetches() == []
 
 
 def test_ten_thousand_files_move_a_few_at_a_time_and_the_details_have_a_hundred() -> None:
@@ -269,21 +276,54 @@ def test_a_file_of_a_batch_has_a_limit_in_all() -> None:
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_that_may_pass_is_tried_again_five_times_in_all() -> None:
+def test_a_file_that_cannot_be_reached_is_tried_again_for_two_minutes() -> None:
     driver = Driver(jitter=lambda: 0.0)
     driver.stage_in("t", IN)
     waits = []
-    for _ in range(5):
+    while not (errors := driver.errors()):
         [fetch] = driver.fetches()
         driver.hear(orders.Failed(fetch.number, AWAY))
         if (at := driver.plan.next_deadline()) is not None:
             assert driver.fetches() == []
             waits.append(at - driver.now)
             driver.now = at
-    assert waits == [0.5, 1.0, 2.0, 4.0]
-    assert driver.errors() == {"t": "FILE_UNREACHABLE"}
-    assert len(driver.plan.failures) == 5
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert errors == {"t": "FILE_UNREACHABLE"}
+    assert len(driver.plan.failures) == 10
     assert driver.plan.next_deadline() is None
+
+
+def test_a_slow_failure_is_tried_again_five_times_in_all() -> None:
+    driver = Driver(jitter=lambda: 0.0)
+    driver.stage_in("t", IN)
+    tries = 0
+    while not (errors := driver.errors()):
+        [fetch] = driver.fetches()
+        driver.now += 300
+        driver.hear(orders.Failed(fetch.number, AWAY))
+        tries += 1
+        driver.now = driver.plan.next_deadline() or driver.now
+    assert (tries, errors) == (5, {"t": "FILE_UNREACHABLE"})
+
+
+def test_a_file_that_came_after_failures_has_all_of_its_time_again() -> None:
+    driver = Driver(jitter=lambda: 0.0)
+    driver.stage_in("t", IN)
+    [fetch] = driver.fetches()
+    driver.hear(orders.Failed(fetch.number, AWAY))
+    driver.now += 1
+    [fetch] = driver.fetches()
+    driver.stage_in("late", IN)
+    assert driver.fetches() == []
+    driver.now += 100
+    driver.fetched(fetch)
+    assert driver.ready() == ["t"]
+    for _ in range(6):
+        [fetch] = driver.fetches()
+        driver.now += 10
+        driver.hear(orders.Failed(fetch.number, AWAY))
+        driver.now = driver.plan.next_deadline() or driver.now
+    assert driver.errors() == {}
 
 
 def test_what_a_task_has_written_is_tried_again_for_a_quarter_of_an_hour() -> None:

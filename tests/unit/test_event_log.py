@@ -18,6 +18,7 @@ from farcall_common.event_log import EventLog, UserBytes, read_events
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import connection as c
 from farcall_endpoint.agent import events as ev
@@ -192,7 +193,13 @@ def story() -> list[tuple[float, list[ev.Event]]]:
     return [
         (0.0, [ev.Restored(spooled, [HASH], [SIGNED])]),
         (0.1, [ev.SpoolWritten()]),
-        (0.15, [ev.TransfersLost("it was killed"), ev.TransfersReported([orders.Made("writes", "the disk is full")])]),
+        (
+            0.15,
+            [
+                ev.TransfersLost("it was killed"),
+                ev.TransfersReported([orders.Made("writes", outcomes.files_no_room("the disk is full").to_json())]),
+            ],
+        ),
         (0.2, [ev.SessionOpened(), ev.ManagerRegistered("m", 2), ev.ManagerRegistered("n", 2, 500.0)]),
         (0.3, [ev.ManagerProgress(name, Progress(workers=2)) for name in "mn"]),
         (0.32, [ev.ManagerRegistered("b", 1, None, "n1", {"apptainer": ""}), ev.ManagersDraining(["n"])]),

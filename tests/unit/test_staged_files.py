@@ -173,6 +173,13 @@ def test_number_of_files_is_limited() -> None:
         pack_files([*uses, FileUse("s3://lab/more")], b"")
 
 
+def test_length_of_the_list_is_limited() -> None:
+    name = "x" * (MAX_URL_CHARACTERS - 20)
+    uses = [FileUse(f"s3://lab/{name}{number}") for number in range(MAX_FILES)]
+    with pytest.raises(InvalidRequest, match="16,777,216 are taken"):
+        pack_files(uses, b"")
+
+
 def test_file_with_two_expectations_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="s3://lab/a is an argument with different"):
         pack_files([FileUse("s3://lab/a"), FileUse("s3://lab/a", "w"), FileUse("s3://lab/a", "r", 3)], b"")

@@ -18,6 +18,9 @@ MOST_BYTES: Final = 512 * 2**20
 """Of a value in Valkey and Redis."""
 _PREFIX: Final = "farcall:object:"
 _SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
+_READ_BYTES: Final = 2**18
+_SMALL_BYTES: Final = 4096
+"""Arguments up to this size are sent together."""
 _STEP: Final = 500
 """Keys that are looked at, and deleted, together."""
 _READ_COUNTED: Final = """
@@ -46,7 +49,7 @@ class Valkey(ObjectConnector):
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
         try:
-            import redis  # here: only this store needs it
+            import redis.connection  # here: only this store needs it
         except ModuleNotFoundError as error:
             raise ConfigurationError(
                 "Objects in Valkey need the package redis.", hint="Run `pip install 'farcall[valkey]'` where this runs."
@@ -59,7 +62,10 @@ class Valkey(ObjectConnector):
                 f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}",
                 socket_timeout=timeout_s,
                 socket_connect_timeout=min(timeout_s, 5.0),
+                socket_read_size=_READ_BYTES,
                 health_check_interval=30,
+                # That of hiredis copies large values once more, and so takes four times as long.
+                command_packer=redis.connection.PythonRespSerializer(_SMALL_BYTES, _encoded),
             )
         except ValueError as error:  # its text may have the password
             raise ConfigurationError(
@@ -158,6 +164,10 @@ def _checked(pieces: Sequence[Piece]) -> bytes:
     if sum(map(len, pieces)) > MOST_BYTES:
         raise StoreFull(f"A Valkey takes objects of up to {MOST_BYTES:,} bytes.", hint="Use another store.")
     return b"".join(pieces)
+
+
+def _encoded(argument: bytes | str | int) -> bytes:
+    return argument if isinstance(argument, bytes) else str(argument).encode()
 
 
 def _name(key: Key) -> str:

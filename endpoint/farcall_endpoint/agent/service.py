@@ -394,6 +394,8 @@ class Agent:
     def _about_data(self) -> dict[str, object]:
         """What tasks keep here, if there is something."""
         sizes = {"shared_bytes": self._sweeper.shared_bytes, "memory_bytes": self._sweeper.memory_bytes}
+        if (cache := self._file_transfers.cache_use) is not None:
+            sizes |= {"files_cache_bytes": cache.used_bytes, "files_cache_budget_bytes": cache.budget_bytes}
         return {
             **{name: size for name, size in sizes.items() if size},
             **({"valkey": servers} if (servers := self._valkey.describe()) else {}),

@@ -47,25 +47,32 @@ class Access:
             lambda submitter: WebMover(may_reach=functools.partial(self.may_reach, submitter))
         )
 
+    def check(self, submitter: str, url: str, *, write: bool) -> Storage | None:
+        """The storage of the configuration that has a file and is open to a submitter; empty: the owner. None if there
+        is none, and it may be reached without.
+
+        :raises MoveError: if it may not.
+        """
+        storage = self._storage(submitter, url, write=write)
+        if storage is None and not self._is_owner(submitter) and url.partition("://")[0] not in _WEB:
+            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
+        return storage
+
     def mover(self, submitter: str, url: str, *, write: bool) -> Mover:
-        """What moves a file for a submitter; empty: the owner.
+        """What moves a file for a submitter.
 
         :raises MoveError: if the submitter may not use its storage.
         """
-        scheme = url.partition("://")[0]
-        storage = self._storage(submitter, url, write=write)
-        if scheme in _WEB:
+        storage = self.check(submitter, url, write=write)
+        if url.partition("://")[0] in _WEB:
             return self._web_mover(submitter)
-        if storage is None and not self._is_owner(submitter):
-            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
         return self._object_mover(-1 if storage is None else self._storages.index(storage))
 
     def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:
         """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""
         if self._globus is None:
             raise MoveError(outcomes.file_unsupported(shown(url), "it has no Globus collection (files.globus)"))
-        if self._storage(submitter, url, write=write) is None and not self._is_owner(submitter):
-            raise MoveError(outcomes.file_denied(shown(url), "its storage is not open to the task's submitter"))
+        self.check(submitter, url, write=write)
         with self._lock:
             if self._batch_mover is None:
                 if importlib.util.find_spec("globus_sdk") is None:
@@ -85,7 +92,7 @@ class Access:
         return not submitter and not self._is_restricted
 
     def _storage(self, submitter: str, url: str, *, write: bool) -> Storage | None:
-        """The storage of the configuration that has a file and is open to a submitter."""
+        """The storage with the longest URL."""
         url = normalized(url)
         if not url:
             return None

@@ -7,8 +7,10 @@ it has other content. A copy with a link in a task's directory is never removed.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hashlib
+import heapq
 import os
 import shutil
 import sqlite3
@@ -28,7 +30,7 @@ CREATE TABLE IF NOT EXISTS copies (
     mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, boot TEXT NOT NULL, used_at REAL NOT NULL,
     PRIMARY KEY (owner, sha256)
 ) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS copies_by_use ON copies (used_at);
+CREATE INDEX IF NOT EXISTS copies_by_owner ON copies (owner, used_at);
 CREATE INDEX IF NOT EXISTS copies_by_inode ON copies (inode);
 CREATE TABLE IF NOT EXISTS urls (
     owner TEXT NOT NULL, url TEXT NOT NULL, version TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (owner, url)
@@ -82,13 +84,19 @@ class Cache:
             self._index = self._open()
         for drafts in directory.glob(f"*/{_DRAFTS}"):
             shutil.rmtree(drafts, ignore_errors=True)
-        sizes = self._index.execute("SELECT size_bytes FROM copies")
-        self._used_bytes = sum(_taken(size_bytes) for (size_bytes,) in sizes)
+        self._used: collections.Counter[str] = collections.Counter()  # bytes, by owner
+        for owner, size_bytes in self._index.execute("SELECT owner, size_bytes FROM copies"):
+            self._used[owner] += _taken(size_bytes)
         if budget_bytes is None:
             free = os.statvfs(directory)
-            room = free.f_bavail * free.f_frsize + self._used_bytes
+            room = free.f_bavail * free.f_frsize + self.used_bytes
             budget_bytes = min(room // _DEFAULT_SHARE, _MOST_DEFAULT_BYTES)
         self.budget_bytes = budget_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What all copies take."""
+        return self._used.total()
 
     def _open(self) -> sqlite3.Connection:
         index = sqlite3.connect(self._directory / "index.sqlite", isolation_level=None, check_same_thread=False)
@@ -175,14 +183,14 @@ class Cache:
             # One statement: a copy that was in the index is there, also if this process ends, or the disk is full.
             row = (owner, sha256, *found, self._clock())
             self._index.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._used_bytes += _taken(found.size_bytes) - (_taken(former[0]) if former else 0)
+            self._used[owner] += _taken(found.size_bytes) - (_taken(former[0]) if former else 0)
 
     def _drop(self, owner: str, sha256: str) -> None:
         with self._lock:
             self._path(owner, sha256).unlink(missing_ok=True)
             query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
             for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
-                self._used_bytes -= _taken(size_bytes)
+                self._used[owner] -= _taken(size_bytes)
             self._index.execute("DELETE FROM urls WHERE owner = ? AND sha256 = ?", (owner, sha256))
 
     def unlink(self, directory: int, name: str) -> None:
@@ -223,12 +231,13 @@ class Cache:
             self.reserve(draft, max(size_bytes, min(size_bytes + _STEP_BYTES, self.budget_bytes)))
 
     def reserve(self, draft: Path, size_bytes: int) -> None:
-        """Make room: copies that no task has are removed, those first that were not used for longest."""
+        """Make room: copies that no task has are removed, each time the one of the submitter with the most bytes that
+        was not used for longest. So none loses copies to another one who has more."""
         with self._lock:
             if size_bytes > self.budget_bytes:
                 raise MoveError(outcomes.files_too_large(size_bytes, self.budget_bytes))
             others = sum([size for path, size in self._drafts.items() if path != draft])
-            excess = self._used_bytes + others + size_bytes - self.budget_bytes
+            excess = self.used_bytes + others + size_bytes - self.budget_bytes
             if excess > 0:
                 excess -= self._evict(excess)
             if excess > 0:
@@ -252,23 +261,33 @@ class Cache:
         chosen: list[tuple[str, str]] = []
         freed = 0
         # Not all rows are read: with many copies, that would take longer than the transfer that needs the room.
-        for owner, sha256, size_bytes in self._index.execute(
-            "SELECT owner, sha256, size_bytes FROM copies ORDER BY used_at"
-        ):
-            if needed_bytes is not None and freed >= needed_bytes:
-                break
-            if (owner, sha256) in self._pinned:
+        query = "SELECT sha256, size_bytes FROM copies WHERE owner = ? ORDER BY used_at"
+        oldest_first = {owner: self._index.execute(query, (owner,)) for owner in self._used}
+        by_bytes = [(-used_bytes, owner) for owner, used_bytes in self._used.items()]
+        heapq.heapify(by_bytes)
+        while by_bytes and (needed_bytes is None or freed < needed_bytes):
+            negative_bytes, owner = heapq.heappop(by_bytes)
+            row = oldest_first[owner].fetchone()
+            if row is None:
                 continue
-            try:
-                is_linked = self._path(owner, sha256).lstat().st_nlink > 1
-            except OSError:
-                is_linked = False
-            if not is_linked:
-                chosen.append((owner, sha256))
-                freed += _taken(size_bytes)
+            sha256, size_bytes = row
+            if self._is_needed(owner, sha256):
+                heapq.heappush(by_bytes, (negative_bytes, owner))
+                continue
+            chosen.append((owner, sha256))
+            freed += _taken(size_bytes)
+            heapq.heappush(by_bytes, (negative_bytes + _taken(size_bytes), owner))
         for owner, sha256 in chosen:
             self._drop(owner, sha256)
         return freed
+
+    def _is_needed(self, owner: str, sha256: str) -> bool:
+        if (owner, sha256) in self._pinned:
+            return True
+        try:
+            return self._path(owner, sha256).lstat().st_nlink > 1
+        except OSError:
+            return False
 
     def add(self, submitter: str, draft: Path, sha256: str) -> None:
         """A draft is complete: it becomes the copy with this content."""

@@ -72,6 +72,8 @@ class TransferClient:
         self._heard_at = self._idle_since = 0.0
         self._has_spoken = self._is_asked = False
         self._unusable = self._not_started = ""
+        #: What was reported last; None before.
+        self.cache_use: orders.CacheUse | None = None
         self._backoff = Backoff(first_s=1.0, most_s=60.0)
         self._start_at = 0.0
 
@@ -209,6 +211,8 @@ class TransferClient:
                     self._due.discard(("removed", task_id))
                 case orders.Tidied():
                     self._due.discard(("tidied", ""))
+                case orders.CacheUse():
+                    self.cache_use = each
                 case orders.Unusable(reason=reason):
                     self._unusable = reason
         if had_work and not self._due:

@@ -23,7 +23,8 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Make(_Message, frozen=True):
-    """Make the directory of a task's files, with one of these names for each file that it writes. Answered by Made."""
+    """Make the directory of a task's files, with a place for each URL that it writes, if it may write that. Answered by
+    Made."""
 
     task_id: str
     submitter: str
@@ -79,10 +80,10 @@ Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping
 
 
 class Made(_Message, frozen=True):
-    """The directory of a task is there; or why not."""
+    """The directory of a task is there; or why not. ``error``: the record, as JSON."""
 
     task_id: str
-    problem: str = ""
+    error: dict[str, Any] | None = None
 
 
 class Removed(_Message, frozen=True):
@@ -125,6 +126,13 @@ class Progress(_Message, frozen=True):
     transfers: tuple[tuple[int, int], ...]
 
 
+class CacheUse(_Message, frozen=True):
+    """What the copies in the cache take, and what they may take. Now and then, at the end of a transfer."""
+
+    used_bytes: int
+    budget_bytes: int
+
+
 class Alive(_Message, frozen=True):
     """The process has started, or answers a Ping."""
 
@@ -135,7 +143,7 @@ class Unusable(_Message, frozen=True):
     reason: str
 
 
-Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | Alive | Unusable
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | CacheUse | Alive | Unusable
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -63,7 +63,7 @@ class StagedDirectories:
         self._working_dir = working_dir
 
     def make(self, task_id: str, submitter: str, writes: Collection[str]) -> None:
-        """Make the directory of a task, with those of the files that it writes.
+        """Make the directory of a task, with one in it for each URL that it writes, named for the URL.
 
         :raises OSError: if it cannot be made.
         """
@@ -73,8 +73,8 @@ class StagedDirectories:
             _below(directory, "r", make=True),
             _below(directory, "w", make=True) as written,
         ):
-            for name in writes:
-                with _below(written, name, make=True):
+            for url in writes:
+                with _below(written, place_of("", url, "w").split("/")[2], make=True):
                     pass
 
     def link(self, copy: Path, task_id: str, submitter: str, url: str) -> None:

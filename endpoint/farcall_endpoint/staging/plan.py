@@ -20,7 +20,7 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.file_arguments import place_of, shown
+from farcall_common.file_arguments import shown
 from farcall_common.staged_files import FileUse, unpack_files
 from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
@@ -38,8 +38,10 @@ _MOST_TAKEN: Final = 96
 """Transfers at a time: a submitter without any may begin with one although others have all of ``max_transfers``. The
 process has more threads than that."""
 _TRIES: Final = 5
+_FETCH_RETRY_S: Final = 120.0
+"""For so long it is tried to get a file while what failed may pass, as when a network is away for a moment."""
 _STORE_RETRY_S: Final = 900.0
-"""For so long it is tried to store a file while that may pass: with it the work of a task would be lost."""
+"""The same for a file that is stored: with it the work of a task would be lost."""
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
 _ROOM_WAIT_S: Final = 60.0
@@ -154,7 +156,7 @@ class _Staged:
 class _Transfer:
     """A file that waits or is on its way, for these tasks and their numbers of it. ``late``: those that came after its
     look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``. ``failed_at``: for the first
-    time, of a file that is stored."""
+    time, since it succeeded last."""
 
     number: int
     submitter: str
@@ -388,9 +390,8 @@ class Staging:
         task.is_making = True
         self._places[task.task_id] = task.submitter
         uses = task.files.uses() if task.files.writes else []
-        # In that directory there is one for each file, named for its URL.
-        writes = [place_of("", use.url, "w").split("/")[2] for _, use in uses if use.mode == "w"]
-        self.orders.append(orders.Make(task.task_id, task.submitter, tuple(writes)))
+        writes = tuple([use.url for _, use in uses if use.mode == "w"])
+        self.orders.append(orders.Make(task.task_id, task.submitter, writes))
 
     def _move(self, task: _Staged) -> None:
         """Let the files of a task move."""
@@ -496,6 +497,12 @@ class Staging:
         if has_late:
             self._enqueue(transfer)
 
+    def _ended(self, transfer: _Transfer) -> None:
+        """A transfer has succeeded or failed for good: for tasks that came meanwhile it begins again."""
+        transfer.backoff.reset()
+        transfer.failed_at = None
+        self._stopped(transfer)
+
     def _forget(self, transfer: _Transfer) -> None:
         self._by_number.pop(transfer.number, None)
         key = transfer.submitter, transfer.use
@@ -553,16 +560,16 @@ class Staging:
         if task is None or not task.is_making:
             return
         task.is_making = False
-        if report.problem:
-            self.failures.append(f"the files of task {task.task_id} have no place: {report.problem}")
-            self._fail(task, outcomes.files_no_room(report.problem))
+        if report.error is not None:
+            record = ErrorRecord.from_json(report.error)
+            self.failures.append(f"the files of task {task.task_id} have no place: {record.message}")
+            self._fail(task, record)
         else:
             self._move(task)
 
     def _moved(self, transfer: _Transfer, report: orders.Fetched | orders.Stored) -> None:
         served, transfer.tasks = transfer.tasks, []
-        transfer.backoff.reset()
-        self._stopped(transfer)
+        self._ended(transfer)
         row: dict[str, Any] = {
             "url": shown(transfer.use.url),
             "mode": transfer.use.mode,
@@ -590,17 +597,18 @@ class Staging:
     def _failed(self, transfer: _Transfer, record: ErrorRecord, now: float) -> None:
         """A transfer on its way has failed: it is tried again, or its tasks fail."""
         self.failures.append(record.message)
-        if record.code == outcomes.files_no_room.code and self._make_room(transfer, record, now):
+        has_no_room = record.code == outcomes.files_no_room.code
+        if has_no_room and self._make_room(transfer, record, now):
             return
-        if transfer.use.mode == "w" and transfer.failed_at is None:
+        if transfer.failed_at is None:
             transfer.failed_at = now
-        may_retry_until = -math.inf if transfer.failed_at is None else transfer.failed_at + _STORE_RETRY_S
-        if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < may_retry_until):
+        fetch_retry_s = 0.0 if has_no_room else _FETCH_RETRY_S
+        retry_s = _STORE_RETRY_S if transfer.use.mode == "w" else fetch_retry_s
+        if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < transfer.failed_at + retry_s):
             self._retry(transfer, record.message, now + transfer.backoff.next_s())
             return
         lost, transfer.tasks = transfer.tasks, []
-        transfer.backoff.reset()
-        self._stopped(transfer)
+        self._ended(transfer)
         for task, _ in lost:
             if task.task_id in self._tasks:
                 self._fail(task, record)

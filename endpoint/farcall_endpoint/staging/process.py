@@ -61,6 +61,8 @@ _MOST_BATCHES: Final = 64
 _MOST_BATCHES_OF_ONE: Final = 16
 """At a time, of all submitters and of each: what comes meanwhile moves together afterwards."""
 _PROGRESS_S: Final = 0.2
+_CACHE_USE_S: Final = 1.0
+"""Shortest times between two reports, of a transfer and of the cache."""
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _decode: Final = msgspec.msgpack.Decoder(Order).decode
 
@@ -83,6 +85,7 @@ class Transfers:
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: dict[str, list[orders.Fetch | orders.Store]] = {}  # for a batch, by submitter
         self._batches: collections.Counter[str] = collections.Counter()  # on their way, by submitter
+        self._cache_use_at = 0.0
         for chores in (self._to_make, self._to_remove):
             threading.Thread(target=_do_chores, args=(chores,), daemon=True).start()
 
@@ -108,12 +111,16 @@ class Transfers:
     # -- directories ---------------------------------------------------------------------------------------------------
 
     def _make(self, order: orders.Make) -> None:
-        problem = ""
+        problem: ErrorRecord | None = None
         try:
+            for url in order.writes:  # now, and not after hours of work
+                self._access.check(order.submitter, url, write=True)
             self._places.make(order.task_id, order.submitter, order.writes)
+        except MoveError as error:
+            problem = error.record
         except OSError as error:
-            problem = f"the directory of its files cannot be made: {error.strerror}"
-        self._report(orders.Made(order.task_id, problem))
+            problem = outcomes.files_no_room(f"their directory cannot be made: {error.strerror}")
+        self._report(orders.Made(order.task_id, None if problem is None else problem.to_json()))
 
     def _remove(self, order: orders.Remove) -> None:
         self._places.remove(order.task_id, order.submitter, self._cache.unlink)
@@ -186,6 +193,12 @@ class Transfers:
         with self._lock:
             if self._threads.pop(order.number, None) is None:
                 return
+            now = time.monotonic()
+            is_due = now >= self._cache_use_at
+            if is_due:
+                self._cache_use_at = now + _CACHE_USE_S
+        if is_due:
+            self._report(orders.CacheUse(self._cache.used_bytes, self._cache.budget_bytes))
         if report is not None:
             self._report(report)
 
