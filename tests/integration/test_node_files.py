@@ -31,7 +31,7 @@ def web() -> Iterator[WebServer]:
     server.close()
 
 
-def start(endpoint: EndpointProcess, web: WebServer, node_dir: Path, **files: Any) -> None:
+def start(endpoint: EndpointProcess, web: WebServer, node_dir: Path, /, **files: Any) -> None:
     """With copies on nodes, and ``s3://lab`` at the web server, open to all."""
     config = yaml.safe_load(endpoint.directory.config_file.read_text())
     options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
@@ -173,6 +173,14 @@ def test_a_file_that_no_node_has_room_for_is_read_from_the_endpoints_directory(t
             assert Path(path).is_relative_to(endpoint.directory.path)
             assert digest == source(web).sha256
         assert endpoint.log().count("reads its files from the endpoint's directory") <= 3  # one line for each node
+
+
+def test_a_node_without_the_directory_keeps_no_copies_and_says_so(tmp_path: Path, web: WebServer) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": PROVIDER}) as endpoint:
+        start(endpoint, web, tmp_path / "nodes", node_dir=str(tmp_path / "missing"))
+        [(path, _, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0)])
+        assert Path(path).is_relative_to(endpoint.directory.path)
+        assert "this node keeps no copies of files" in endpoint.log()
 
 
 def test_without_node_cache_no_node_keeps_copies(tmp_path: Path, web: WebServer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.file_arguments import place_of
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.staging import MAX_FILES_SHOWN
 from farcall_endpoint import outcomes

@@ -20,7 +20,7 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.file_arguments import shown
+from farcall_common.file_arguments import place_of, shown
 from farcall_common.staged_files import FileUse, unpack_files
 from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
