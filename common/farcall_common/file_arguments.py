@@ -33,6 +33,8 @@ LOCAL: Final = "file://"
 """Of a path of the endpoint."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
 """Those that a client knows. What an endpoint can reach is its own matter."""
+ENDPOINT: Final = "endpoint://"
+"""Of a path of another endpoint, which its name or id follows."""
 OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
 _MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
@@ -164,14 +166,16 @@ class File(os.PathLike[str]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         found, returning = _here.found, _here.returning
+        url = self.url
         if found is not None:
-            found[self.described()] = None
+            url = _with_endpoint_id(url)
+            found[url, self.mode, self.size_bytes, self.sha256] = None
         mode, path = self._mode, None if found is not None else self._path
         if _here.calling and isinstance(path, NodePath):
             path = None
         if returning is not None and path is not None:
             mode, path = None, path if returning == "path" else None
-        return _restored, (self.url, mode, self.size_bytes, self.sha256, path)
+        return _restored, (url, mode, self.size_bytes, self.sha256, path)
 
     def __farcall_json__(self) -> Described:
         """The file as JSON has it (:mod:`farcall_common.payload.data`).
@@ -271,11 +275,14 @@ _in_use = False
 
 
 class _Here(threading.local):
-    """What this thread writes or reads. ``place``: gives a file that is read from arguments its path. ``returning``:
-    what is written of a file in a value that a task has returned. ``calling``: whether arguments of a call are written,
-    which may run on another node."""
+    """What this thread writes or reads. ``endpoint_id``: the id of an endpoint by its name, for files that are written.
+    ``target``: the endpoint that will read what is written, if it is known. ``calling``: whether what is written are
+    arguments of a call, which may run on another node. ``place``: gives a file that is read from arguments its path.
+    ``returning``: what is written of a file in a value that a task has returned."""
 
     found: dict[Described, None] | None = None
+    endpoint_id: Callable[[str], str] | None = None
+    target: str = ""
     calling: bool = False
     place: Callable[[File], str] | None = None
     returning: Literal["path", "url"] | None = None
@@ -289,15 +296,54 @@ def in_use() -> bool:
     return _in_use
 
 
+def use_files() -> None:
+    """This process has something that is read from a file where it is an argument."""
+    global _in_use
+    _in_use = True
+
+
 @contextlib.contextmanager
-def collecting() -> Iterator[dict[Described, None]]:
-    """The files that this thread writes meanwhile, in order, each once."""
+def collecting(*, endpoint_id: Callable[[str], str] | None = None, target: str = "") -> Iterator[dict[Described, None]]:
+    """The files that this thread writes meanwhile, in order, each once.
+
+    :param endpoint_id: returns the id of an endpoint by its name: what is written of a file of an endpoint has the id.
+    :param target: the endpoint that will read them, if it is known.
+    """
     found: dict[Described, None] = {}
-    former, _here.found = _here.found, found
+    former = _here.found, _here.endpoint_id, _here.target
+    _here.found, _here.endpoint_id, _here.target = found, endpoint_id, target
     try:
         yield found
     finally:
-        _here.found = former
+        _here.found, _here.endpoint_id, _here.target = former
+
+
+def note_read(url: str) -> None:
+    """What this thread writes at the moment is read from a file of an endpoint, if it is read at another one."""
+    if _here.found is not None and source_of(url) != _here.target:
+        _here.found[url, "r", None, None] = None
+
+
+def path_of_copy(url: str) -> str:
+    """The path of the copy of a file of an endpoint, for what this thread reads from arguments; empty elsewhere."""
+    return str(_restored(url, "r", None, None, None)._path or "") if _here.place is not None else ""
+
+
+def source_of(url: str) -> str:
+    """The endpoint that a URL names, by its name or id; empty if it is not a file of an endpoint."""
+    return url[len(ENDPOINT) :].partition("/")[0] if url.startswith(ENDPOINT) else ""
+
+
+def source_path(url: str) -> str:
+    """The absolute path that the URL of a file of an endpoint names there."""
+    return "/" + urllib.parse.unquote(url[len(ENDPOINT) :].partition("/")[2])
+
+
+def _with_endpoint_id(url: str) -> str:
+    name = source_of(url)
+    if not name or _here.endpoint_id is None:
+        return url
+    return f"{ENDPOINT}{_here.endpoint_id(urllib.parse.unquote(name))}{url[len(ENDPOINT) + len(name) :]}"
 
 
 def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:

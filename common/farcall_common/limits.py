@@ -57,6 +57,11 @@ MAX_EXCEPTION_BYTES: Final = 16 * KIB
 MAX_FILES: Final = 10_000
 MAX_URL_CHARACTERS: Final = 2048
 MAX_FILE_BYTES: Final = 2**48
+#: Endpoints whose files a task reads, and such files of a task; the size of one, and a piece of it.
+MAX_SOURCES: Final = 20
+MAX_SOURCE_FILES: Final = 1000
+MAX_RELAYED_FILE_BYTES: Final = 1024 * MIB
+MAX_FILE_PIECE_BYTES: Final = 8 * MIB
 
 # -- result streams: PROTOCOL.md, section 5 ----------------------------------------------------------------------------
 

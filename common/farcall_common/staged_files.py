@@ -19,8 +19,9 @@ from typing import Annotated, Final
 import msgspec
 
 from farcall_common.errors import DeserializationError, InvalidRequest
-from farcall_common.file_arguments import PREFIX, Described, Mode, shown, without_files
-from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_URL_CHARACTERS, MIB
+from farcall_common.file_arguments import PREFIX, Described, Mode, shown, source_of, source_path, without_files
+from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_SOURCE_FILES, MAX_SOURCES, MAX_URL_CHARACTERS, MIB
+from farcall_common.task_options import source_file
 
 MAX_LIST_BYTES: Final = 16 * MIB
 """Of a list that is not compressed: an agent reads it between other tasks, in about 100 ms."""
@@ -47,11 +48,22 @@ def uses(found: Iterable[Described]) -> tuple[FileUse, ...]:
     return tuple(FileUse(url, mode or "r", size_bytes, sha256 or "") for url, mode, size_bytes, sha256 in found)
 
 
+def sources(files: Iterable[FileUse]) -> tuple[str, ...]:
+    """The endpoints whose files these are, each once, by the ids in their URLs."""
+    return tuple(dict.fromkeys(source for use in files if (source := source_of(use.url))))
+
+
+def source_files(files: Iterable[FileUse]) -> tuple[str, ...]:
+    """The files of other endpoints among these, each once, as the options of a task have them."""
+    found = ((source, use.url) for use in files if (source := source_of(use.url)))
+    return tuple(dict.fromkeys(source_file(source, source_path(url)) for source, url in found))
+
+
 def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
     """A payload with the list of its files; without files the payload itself.
 
-    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, their URLs are too long
-        together, or there is one with two sizes or two SHA-256.
+    :raises InvalidRequest: if there are more than :data:`~farcall_common.limits.MAX_FILES`, files of too many
+        endpoints, their URLs are too long together, or there is one with two sizes or two SHA-256.
     """
     if not files:
         return bytes(payload)
@@ -59,6 +71,16 @@ def pack_files(files: Sequence[FileUse], payload: bytes | memoryview) -> bytes:
         raise InvalidRequest(
             f"The call has {len(files):,} files; a task has at most {MAX_FILES:,}.",
             hint="Pack small files into an archive, or split the call.",
+        )
+    if len(pulled := source_files(files)) > MAX_SOURCE_FILES:
+        raise InvalidRequest(
+            f"The call has {len(pulled):,} files of other endpoints; a task reads {MAX_SOURCE_FILES:,} at most.",
+            hint="Pack small files into an archive, or split the call.",
+        )
+    if len(named := sources(files)) > MAX_SOURCES:
+        raise InvalidRequest(
+            f"The call has files of {len(named)} endpoints; a task reads those of {MAX_SOURCES} at most.",
+            hint="Split the call, or copy files of several endpoints to an object store.",
         )
     if twice := _twice(files):
         raise InvalidRequest(f"{shown(twice)} is an argument with different size_bytes or sha256.")

@@ -7,6 +7,7 @@ the worker. A new option is a field here (and in :class:`OwnOptionsDict`), an at
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, TypedDict, Unpack
@@ -15,7 +16,7 @@ import msgspec
 
 from farcall_common.environments import UV, Environment
 from farcall_common.errors import did_you_mean
-from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES
+from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES, MAX_SOURCE_FILES, MAX_SOURCES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
 
 #: A count or a number of bytes, within the range of JSON readers.
@@ -129,6 +130,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param user_endpoint_config: values for the endpoint's own template; most endpoints take none.
     :param callees: other functions that the task calls on its endpoint: those of the stages of a graph, or those that
         it may call while it runs. On an endpoint that restricts functions it can call no others.
+    :param sources: ids of other endpoints whose files the task reads (``endpoint://ENDPOINT/path``). Not an option of
+        users: the client finds them in the arguments, as it does the files.
+    :param source_files: those files, each as :func:`source_file` writes it: its endpoint can read no others.
     """
 
     idempotent: bool = True
@@ -151,6 +155,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     resource_specification: dict[str, Any] | None = None
     user_endpoint_config: dict[str, Any] | None = None
     callees: Annotated[tuple[Callee, ...], msgspec.Meta(max_length=MAX_CALLEES)] = ()
+    sources: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
+    source_files: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SOURCE_FILES)] = ()
 
     @classmethod
     def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:
@@ -227,6 +233,14 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         """The options of a task that runs in an environment; ``container``: the id of its registration, if it has
         one."""
         return msgspec.structs.replace(self, environment=environment, container=container or environment.reference)
+
+
+def source_file(endpoint_id: str, path: str) -> str:
+    """A file of another endpoint in options: the first half of its SHA-256, in hexadecimal.
+
+    :param path: absolute, without percent signs of a URL.
+    """
+    return hashlib.sha256(f"{endpoint_id}{path}".encode(errors="replace")).hexdigest()[:32]
 
 
 def take_former(fields: dict[str, Any]) -> TaskOptions:

@@ -346,6 +346,13 @@ file_unreachable = Outcome(
     "the endpoint's owner may have to set a proxy, or the address of the storage (files.storages).",
     retryable=True,
 )
+file_endpoint_offline = Outcome(
+    "FILE_ENDPOINT_OFFLINE",
+    Fault.PEER,
+    "The endpoint that has the file is not connected: {}.",
+    "Submit the task again when that endpoint is online; its owner starts it with farcall-endpoint start.",
+    retryable=True,
+)
 file_unsupported = Outcome(
     "FILE_UNSUPPORTED",
     Fault.CALLER,

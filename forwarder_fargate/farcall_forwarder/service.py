@@ -115,6 +115,7 @@ class Service:
             on_work_available=lambda endpoint_ids: _call(loop, shell.work_available, endpoint_ids),
             on_results=lambda shared_results: _call(loop, shell.results_heard, shared_results),
             on_asks=lambda asks: _call(loop, shell.output_requested, asks),
+            on_file_messages=lambda messages: _call(loop, shell.file_messages_heard, messages),
             on_pubsub_lost=lambda: _call(loop, shell.pubsub_lost),
             on_error=lambda error: _call(loop, shell.fail, error),
         )

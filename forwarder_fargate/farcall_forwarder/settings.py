@@ -18,6 +18,10 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_DRAIN_S``      seconds to drain in after SIGTERM                      20
 ``FARCALL_FORWARDER_LEASE_S``      seconds that a vanished agent's tasks stay with it     30
 ``FARCALL_MAX_PAYLOAD_BYTES``      size of the biggest result                             10485760
+``FARCALL_MAX_RELAY_BYTES``        size of the biggest file that an endpoint reads from   1073741824
+                                   another one
+``FARCALL_MAX_STORED_BYTES_PER_DAY``  bytes of these files, and of arguments, that one    107374182400
+                                   identity adds in a day, 0 = any number
 ``FARCALL_LOG_LEVEL``              see :mod:`logging`                                     INFO
 =================================  =====================================================  ===========
 
@@ -37,7 +41,7 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.limits import MAX_FILE_BYTES, MAX_PAYLOAD_BYTES, MAX_RELAYED_FILE_BYTES
 from farcall_forwarder.core.policy import Policy
 
 _SEED_LENGTH: Final = 32  # characters; a key is 32 bytes, so less would be easier to guess than the key
@@ -60,6 +64,8 @@ class Settings:
     drain_s: float = 20.0
     lease_s: float = 30.0
     max_result_bytes: int = MAX_PAYLOAD_BYTES
+    max_relayed_file_bytes: int = MAX_RELAYED_FILE_BYTES
+    stored_bytes_per_day: int = Policy.stored_bytes_per_day
     log_level: str = "INFO"
 
     @classmethod
@@ -103,6 +109,16 @@ class Settings:
             max_result_bytes=_number(
                 "biggest result", environ.get("FARCALL_MAX_PAYLOAD_BYTES", str(cls.max_result_bytes)), limit=2**40
             ),
+            max_relayed_file_bytes=_number(
+                "biggest relayed file",
+                environ.get("FARCALL_MAX_RELAY_BYTES", str(cls.max_relayed_file_bytes)),
+                limit=MAX_FILE_BYTES,
+            ),
+            stored_bytes_per_day=_number(
+                "number of bytes that are stored in a day",
+                environ.get("FARCALL_MAX_STORED_BYTES_PER_DAY", str(cls.stored_bytes_per_day)),
+                limit=2**60,
+            ),
             log_level=level,
         )
 
@@ -113,6 +129,8 @@ class Settings:
             lease_s=self.lease_s,
             maintenance_s=min(Policy.maintenance_s, self.lease_s / 3),
             max_result_bytes=self.max_result_bytes,
+            max_relayed_file_bytes=self.max_relayed_file_bytes,
+            stored_bytes_per_day=self.stored_bytes_per_day,
             drain_s=self.drain_s,
         )
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from farcall_common.errors import ProtocolError
-from farcall_common.store.model import ForwarderInfo, OutputAsk, SharedResults
+from farcall_common.store.model import FileMessage, ForwarderInfo, OutputAsk, SharedResults
 from farcall_common.wire import decode, encode
 from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
@@ -22,6 +22,7 @@ from farcall_forwarder.adapters.zap import Authenticator
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.event_log import EventLog
+from farcall_forwarder.core.files import FileMessagesHeard
 from farcall_forwarder.core.forwarder import Forwarder
 from farcall_forwarder.core.policy import Instant
 
@@ -125,6 +126,10 @@ class Shell:
     def output_requested(self, asks: Sequence[OutputAsk]) -> None:
         """The API requests output of tasks."""
         self._handle([ev.OutputRequested(asks)])
+
+    def file_messages_heard(self, messages: Sequence[FileMessage]) -> None:
+        """Forwarders request pieces of files of endpoints, or answer."""
+        self._handle([FileMessagesHeard(messages)])
 
     def pubsub_lost(self) -> None:
         """Wake-ups and shared results may have been missed."""

@@ -28,6 +28,7 @@ from farcall_common.store.model import BlobRef
 _PIECE_BYTES: Final = 256 * 1024
 #: Like ``retention.blob_days`` of the cloud's profiles: the maximum wait of a task, its retention, and a day.
 _KEPT_S: Final = 61 * 86_400.0
+_PIECES_KEPT_S: Final = 86_400.0
 _EXPIRE_EVERY_S: Final = 3600.0
 #: Failures of one kind are logged this often.
 _LOG_EVERY_S: Final = 60.0
@@ -132,7 +133,9 @@ def _head(status: int, size_bytes: int, content_type: bytes, *, retry_after_s: f
 async def _expire(blobs: FileBlobs) -> None:
     while True:
         try:
-            if expired := await asyncio.to_thread(blobs.expire, older_than_s=_KEPT_S):
+            if expired := await asyncio.to_thread(
+                blobs.expire, older_than_s=_KEPT_S, pieces_older_than_s=_PIECES_KEPT_S
+            ):
                 _logger.info("expired %d blobs", expired)
         except OSError as error:
             _logger.warning("cannot delete old blobs: %s", error)

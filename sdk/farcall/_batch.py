@@ -26,8 +26,14 @@ from farcall._future import Origin
 from farcall._sealing import SealMode
 from farcall._task_output import OnOutput
 from farcall._tracing import traceparent
-from farcall_common.errors import ProtocolError
-from farcall_common.limits import MAX_CALLEES_PER_SUBMIT, MAX_REQUEST_BYTES, TASKS_PER_SUBMIT
+from farcall_common.errors import InvalidRequest, ProtocolError
+from farcall_common.limits import (
+    MAX_CALLEES_PER_SUBMIT,
+    MAX_REQUEST_BYTES,
+    MAX_SOURCE_FILES,
+    MAX_SOURCES,
+    TASKS_PER_SUBMIT,
+)
 from farcall_common.payload import Serializer, is_text
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import new_id, new_task_id
@@ -161,7 +167,9 @@ class Batch:
         options: Any,
         serializer: Serializer = DEFAULT_SERIALIZER,
         reference_of: Callable[[str | uuid.UUID], str] = as_id,
+        endpoint_id: Callable[[str], str] | None = None,
     ) -> None:
+        self._endpoint_id = endpoint_id
         self._reference_of = reference_of
         self._task_group_id = task_group_id or new_id()
         self._options: TaskOptions = options  # Any above: other checkers than mypy do not know msgspec's metaclass
@@ -210,12 +218,15 @@ class Batch:
         :raises TypeError: if ``args`` is not a tuple or a list, or ``kwargs`` not a dictionary with str keys.
         :raises SerializationError: if an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
+        :raises EndpointUnknown, ConfigurationError: for a file of an endpoint that is not known by this name.
         """
         values, named = checked_call(args, kwargs)
         task_id, function_id = new_task_id(), self._reference_of(function_id)
         if self._options.memoize:
             named = sorted_kwargs(named)
-        packed = pack_call(values, named, function_name=function_id, serializer=self._serializer)
+        packed = pack_call(
+            values, named, function_name=function_id, serializer=self._serializer, endpoint_id=self._endpoint_id
+        )
         self._calls.append((task_id, function_id, packed))
         if span := traceparent():
             self._spans[task_id] = span
@@ -229,7 +240,7 @@ class Batch:
         for task_id, function_id, call in self._calls:
             tasks.setdefault(function_id, []).append(call.payload.decode())
             ids.setdefault(function_id, []).append(task_id)
-        return {"task_group_id": self.task_group_id, **self._options.to_json(), "tasks": tasks, "task_ids": ids}
+        return {"task_group_id": self.task_group_id, **options_of(self).to_json(), "tasks": tasks, "task_ids": ids}
 
     def prepared(
         self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int
@@ -248,5 +259,17 @@ class Batch:
 
 
 def options_of(batch: Batch) -> TaskOptions:
-    """The options of the tasks of a batch."""
-    return batch._options
+    """The options of the tasks of a batch.
+
+    :raises InvalidRequest: if they read too many files of other endpoints together.
+    """
+    found = dict.fromkeys(source for _, requirements in batch.requirements for source in requirements.sources)
+    files = dict.fromkeys(file for _, requirements in batch.requirements for file in requirements.source_files)
+    options: TaskOptions = batch._options
+    if len(found) > MAX_SOURCES or len(files) > MAX_SOURCE_FILES:
+        raise InvalidRequest(
+            f"The batch has {len(files):,} files of {len(found)} other endpoints; {MAX_SOURCE_FILES:,} of "
+            f"{MAX_SOURCES} endpoints are possible.",
+            hint="Make several batches.",
+        )
+    return msgspec.structs.replace(options, sources=tuple(found), source_files=tuple(files)) if found else options

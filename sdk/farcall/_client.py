@@ -300,6 +300,7 @@ class Client(SourceCode, Sharing):
             options=task_options,
             serializer=self.fx_serializer,
             reference_of=self._api.reference_of,
+            endpoint_id=self._connection.names.find,
         )
 
     def batch_run(self, endpoint_id: str | uuid.UUID, batch: Batch) -> Json:
@@ -314,10 +315,11 @@ class Client(SourceCode, Sharing):
 
         endpoint_id = self.find_endpoint(endpoint_id)
         compatibility = self._connection.compatibility
+        options = options_of(batch)
         for function_id, requirements in batch.requirements:
             what = f"an argument of {function_id}"
-            compatibility.check(endpoint_id, requirements, what=what, options=options_of(batch))
-        options = compatibility.with_binary_results(endpoint_id, options_of(batch))
+            compatibility.check(endpoint_id, requirements, what=what, options=options)
+        options = compatibility.with_binary_results(endpoint_id, options)
         answer: Json = {"request_id": "", "endpoint_id": endpoint_id, "tasks": {}}
 
         def seal(payload: bytes, function_id: str, task_id: str) -> bytes:

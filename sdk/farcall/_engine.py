@@ -12,7 +12,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -56,6 +56,7 @@ from farcall_common.errors import (
 )
 from farcall_common.graph_builder import Graph, Plan, plan_of
 from farcall_common.graph_packing import task_options
+from farcall_common.limits import MAX_SOURCES
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
 from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
@@ -72,6 +73,8 @@ _PARALLEL_UPLOADS: Final = 4
 _UNSENT_BYTES: Final = 256 * 1024 * 1024
 #: Combinations of functions whose context is remembered.
 _REMEMBERED_CONTEXTS: Final = 64
+#: Files of other endpoints that the tasks of one request have together, unless one has more.
+_SHARED_FILES: Final = 50
 _COUNTED_BYTES: Final = 4 * 1024
 _JOIN_TIMEOUT_S: Final = 15.0
 _FLUSH_AT_EXIT_S: Final = 10.0
@@ -326,6 +329,14 @@ class Sender:
         options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
         if callees:
             options = msgspec.structs.replace(options, callees=callees)
+        if any(task.requirements.sources for task in batch if task.requirements is not None):
+            parts = list(by_sources(batch))
+            if len(parts) > 1:  # options are those of a whole request
+                for part in parts:
+                    self._submit(part, callees)
+                return
+            sources, files = sources_of(task.requirements for task in batch)
+            options = msgspec.structs.replace(options, sources=sources, source_files=files)
         body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
@@ -362,6 +373,34 @@ class Sender:
                 pass  # the submit of the task failed
             except FarcallError as error:
                 _logger.warning("cancelling %d tasks failed: %s", len(task_ids), error)
+
+
+def sources_of(requirements: Iterable[Requirements | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The endpoints whose files calls read, and the files, as options of tasks have them."""
+    known = [each for each in requirements if each is not None]
+    sources = dict.fromkeys(source for each in known for source in each.sources)
+    return tuple(sources), tuple(dict.fromkeys(file for each in known for file in each.source_files))
+
+
+def by_sources(batch: Sequence[OutgoingTask]) -> Iterator[list[OutgoingTask]]:
+    """Split a batch, so that tasks of a request have few files of other endpoints together: each of them has all of
+    these in its options. Those without any have a request of their own."""
+    without: list[OutgoingTask] = []
+    part: list[OutgoingTask] = []
+    sources: set[str] = set()
+    files: set[str] = set()
+    for task in batch:
+        needed = task.requirements
+        if needed is None or not needed.sources:
+            without.append(task)
+            continue
+        sources.update(needed.sources)
+        files.update(needed.source_files)
+        if part and (len(sources) > MAX_SOURCES or len(files) > _SHARED_FILES):
+            yield part
+            part, sources, files = [], set(needed.sources), set(needed.source_files)
+        part.append(task)
+    yield from filter(None, (part, without))
 
 
 def _parts(batch: Sequence[OutgoingTask]) -> list[list[OutgoingTask]]:
@@ -517,7 +556,14 @@ class Engine:
         """
         self._check_usable()
         plan = plan_of(graph, target)
-        packing = GraphTask(plan, self.functions, self._serializer, spread=graph.spread)
+        packing = GraphTask(
+            plan,
+            self.functions,
+            self._serializer,
+            spread=graph.spread,
+            endpoint_id=self.names.find,
+            target=context.endpoint_id or "",
+        )
         own = [function.task_options.get("callees") for function in plan.functions if isinstance(function, Decorated)]
         given_options = context.options
         context = self._with_callees(
@@ -718,6 +764,8 @@ class Engine:
             function_name=function.name,
             serializer=self._serializer,
             reads_binary=lambda: self._compatibility.reads_binary(context.endpoint_id or ""),
+            endpoint_id=self.names.find,
+            target=context.endpoint_id or "",
         )
 
     def _send(self, task: OutgoingTask, packed: PackedCall) -> None:

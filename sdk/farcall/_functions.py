@@ -6,6 +6,7 @@ The parameter ``serializer`` defaults to one that picks the fastest strategy tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -20,7 +21,7 @@ from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common import file_arguments
-from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
+from farcall_common.errors import ConfigurationError, FarcallError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
@@ -35,7 +36,7 @@ from farcall_common.payload import (
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
-from farcall_common.staged_files import FileUse, pack_files, uses
+from farcall_common.staged_files import FileUse, pack_files, source_files, sources, uses
 from farcall_common.task_options import TaskOptions
 
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -59,6 +60,16 @@ class Requirements:
     python: str | None
     classes: str = dataclasses.field(default="", compare=False)
     files: tuple[FileUse, ...] = ()
+
+    @functools.cached_property
+    def sources(self) -> tuple[str, ...]:
+        """The endpoints whose files are among them."""
+        return sources(self.files) if self.files else ()
+
+    @functools.cached_property
+    def source_files(self) -> tuple[str, ...]:
+        """Those of them that are at other endpoints, as options of tasks have them."""
+        return source_files(self.files) if self.files else ()
 
 
 def requirements_of(buffers: Iterable[Sequence[Piece]]) -> Requirements | None:
@@ -99,13 +110,23 @@ def pack_call(
     function_name: str,
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
+    endpoint_id: Callable[[str], str] | None = None,
+    target: str = "",
 ) -> PackedCall:
     """The payload of a call, and its requirements. See :func:`pack_arguments`.
 
     :raises PayloadTooLarge: if it takes more than 10 MiB, too.
     :raises InvalidRequest: for too many files.
     """
-    packed = pack_arguments(args, kwargs, function_name=function_name, serializer=serializer, reads_binary=reads_binary)
+    packed = pack_arguments(
+        args,
+        kwargs,
+        function_name=function_name,
+        serializer=serializer,
+        reads_binary=reads_binary,
+        endpoint_id=endpoint_id,
+        target=target,
+    )
     return with_files(packed, function_name)
 
 
@@ -132,17 +153,34 @@ def pack_arguments(
     function_name: str,
     serializer: Serializer = DEFAULT_SERIALIZER,
     reads_binary: Callable[[], bool] | None = None,
+    endpoint_id: Callable[[str], str] | None = None,
+    target: str = "",
 ) -> PackedCall:
     """The arguments of a call, and their requirements, among them its files; without the list of those.
 
     :param reads_binary: whether the endpoint reads large arguments as bytes; called when there are any. None: they are
         written as text.
+    :param endpoint_id: returns the id of an endpoint by its name, for files of endpoints. None: they keep the names.
+    :param target: the endpoint that reads them, if it is known: it needs no copies of its own objects.
     :raises SerializationError: if an argument cannot be serialized; the message names it.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; the message names the largest.
+    :raises FarcallError: of ``endpoint_id``.
+    :raises InvalidRequest: for files of too many endpoints.
     """
     if file_arguments.in_use():
-        with file_arguments.collecting() as found:
+        problems: list[FarcallError] = []
+
+        def id_of(name: str) -> str:
+            try:
+                return name if endpoint_id is None else endpoint_id(name)
+            except FarcallError as error:  # in a serializer, which would take it for a defect of the argument
+                problems.append(error)
+                return name
+
+        with file_arguments.collecting(endpoint_id=id_of, target=target) as found:
             packed = _pack(args, file_arguments.with_outputs(kwargs), function_name, serializer, reads_binary)
+        if problems:
+            raise problems[0]
         if not found:
             return packed
         needed = packed.requirements or Requirements(frozenset(), None)

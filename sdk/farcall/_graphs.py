@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,15 +20,28 @@ from farcall_common.task_options import TaskOptions
 class GraphTask:
     """A target of a graph, on its way to be one task.
 
+    :param endpoint_id: returns the id of an endpoint by its name.
+    :param target: the endpoint that runs it, if it is known.
     :raises TypeError: for a function that a stage cannot have.
     :raises ValueError: for too many functions.
     :raises SerializationError, PayloadTooLarge: if a function cannot be sent.
     """
 
-    def __init__(self, plan: Plan, functions: FunctionTable, serializer: Serializer, *, spread: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        functions: FunctionTable,
+        serializer: Serializer,
+        *,
+        spread: bool,
+        endpoint_id: Callable[[str], str],
+        target: str,
+    ) -> None:
         self._plan = plan
         self._serializer = serializer
         self._spread = spread
+        self._endpoint_id = endpoint_id
+        self._target = target
         self._handles = {id(function): self._handle(functions, function) for function in plan.functions}
         self.callees: tuple[FunctionHandle, ...] = tuple(dict.fromkeys(self._handles.values()))
         """Its functions, each once."""
@@ -100,7 +113,15 @@ class GraphTask:
         if not stage.is_constant:
             args, kwargs = resolved(args, kwargs)
         try:
-            found = pack_arguments(args, kwargs, function_name=where, serializer=self._serializer, reads_binary=_yes)
+            found = pack_arguments(
+                args,
+                kwargs,
+                function_name=where,
+                serializer=self._serializer,
+                reads_binary=_yes,
+                endpoint_id=self._endpoint_id,
+                target=self._target,
+            )
         except SerializationError as error:
             raise SerializationError(f"{where}: {error.record.message}", hint=error.hint) from error
         return found.payload, found.requirements

@@ -33,6 +33,9 @@ STATED: Final = {
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
         "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
         "The `size_bytes` of one is at most {MAX_FILE_BYTES}.",
+        "A task reads at most {MAX_SOURCE_FILES} files of at most {MAX_SOURCES} [other endpoints]",
+        "through the blob store in pieces of {MAX_FILE_PIECE_BYTES}",
+        "One has at most {MAX_RELAYED_FILE_BYTES}, `FARCALL_MAX_RELAY_BYTES`",
         "| tasks that one request submits, reads or cancels | {MAX_TASKS_PER_REQUEST} |",
         "| tasks whose output one request reads | {MAX_OUTPUT_TASKS} |",
         "A request for output waits {OUTPUT_ANSWER_S} for the endpoints",
@@ -63,6 +66,8 @@ def shown(name: str, value: float) -> str:
     if name.endswith("_BYTES"):
         if value >= 2**40:
             return f"{value // 2**40} TiB"
+        if value >= 2**30:
+            return f"{value // 2**30} GiB"
         return f"{value // limits.MIB} MiB" if value % limits.MIB == 0 else f"{value // limits.KIB} KiB"
     return f"{value:,}"
 

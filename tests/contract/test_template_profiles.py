@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from farcall_common.store.model import PIECES
 from farcall_common.store.roles import connection_limit
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.profiles import Profile
@@ -46,7 +47,8 @@ def test_a_full_queue_refuses_writes_instead_of_evicting(aws: Templates) -> None
 
 
 def test_blobs_expire(aws: Templates, size: Profile) -> None:
-    (rule,) = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
+    rule, pieces = the_one(aws, "AWS::S3::Bucket")["LifecycleConfiguration"]["Rules"]
+    assert (pieces["Prefix"], pieces["ExpirationInDays"]) == (PIECES, 1)
     assert rule["ExpirationInDays"] == size.retention.blob_days
     # After the longest wait for a start, and the longest that a task is kept after its end.
     environment = function_of(aws, "api.handle")["Environment"]["Variables"]

@@ -137,6 +137,47 @@ SAMPLES: Final = {
             )
         ),
         m.Envelope(
+            m.FilePull(
+                request_id="p-1",
+                task_id=TASK,
+                endpoint_id=ENDPOINT,
+                path="/data/scan 7.h5",
+                offset_bytes=8_388_608,
+                max_bytes=8_388_608,
+            )
+        ),
+        m.Envelope(m.FilesTaken(request_ids=("p-1", "p-2"))),
+        m.Envelope(
+            m.FileRead(
+                request_id="r-1",
+                size_bytes=30_000_000,
+                version="1700000000000000000-42-30000000",
+                piece_bytes=8_388_608,
+                sha256=SHA,
+                reason="NOT_FOUND",
+            )
+        ),
+        m.Envelope(
+            m.FileWanted(
+                request_id="r-1",
+                submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10",
+                path="/data/scan 7.h5",
+                offset_bytes=8_388_608,
+                max_bytes=8_388_608,
+            )
+        ),
+        m.Envelope(
+            m.FilePiece(
+                request_id="p-1",
+                size_bytes=30_000_000,
+                version="1700000000000000000-42-30000000",
+                piece_bytes=8_388_608,
+                sha256=SHA,
+                url="https://blobs.example/get",
+                reason="OFFLINE",
+            )
+        ),
+        m.Envelope(
             m.TaskOutput(
                 request_id="r-1",
                 pieces=(
@@ -258,6 +299,11 @@ LATER_FIELDS: Final = {
             relay_piece_bytes=1_048_576,
         )
     ),
+    "Welcome.files": m.Envelope(
+        m.Welcome(
+            session_id="x-1", forwarder_id="f-1", protocol_version=1, heartbeat_s=30.0, file_piece_bytes=8_388_608
+        )
+    ),
     "TaskResults.exhausted": m.Envelope(
         m.TaskResults(
             results=(
@@ -281,6 +327,8 @@ LATER_FIELDS: Final = {
     "Hello.output": _hello(knows_output=True),
     "Hello.graphs": _hello(knows_graphs=True),
     "Hello.files": _hello(knows_files=True),
+    "Hello.reads-files": _hello(reads_files=True),
+    "RunTasks.sources": _run_tasks(_task(options=TaskOptions(sources=(ENDPOINT,), source_files=(SHA[:32],)))),
     "Hello.data-only": _hello(knows_data_only=True),
     "Hello.retries": _hello(knows_retries=True),
     "Hello.containers": _hello(capabilities=m.Capabilities(containers=("apptainer", "uv"))),

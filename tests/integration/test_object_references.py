@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -14,9 +15,9 @@ import pytest
 
 import farcall_common
 import farcall_endpoint
-from farcall import ConfigurationError, Executor, Reference, TaskFailed, chain, store
+from farcall import ConfigurationError, Executor, ObjectGone, Reference, TaskFailed, chain, store
 from farcall.testing import FakeCloud
-from farcall_common import running
+from farcall_common import file_arguments, running
 from farcall_common.objects import Directory, Memory, Store
 from farcall_endpoint import Engine, Graph
 from tests.support.worker import WorkerUnderTest, worker_under_test
@@ -315,3 +316,71 @@ def test_memory_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         place = Path(f"/dev/shm/farcall-{os.getuid()}")
         assert (place / "objects" / reference.key.name).exists()
         assert place.stat().st_mode & 0o777 == 0o700
+
+
+# -- objects of another endpoint ---------------------------------------------------------------------------------------
+
+HERE, THERE = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reference[Any]:
+    """A reference to an array that a task at another endpoint has put; of its directory only a copy is here."""
+    monkeypatch.setenv("FARCALL_ENDPOINT_ID", THERE)
+    reference = Store(Directory(tmp_path / "a directory")).put(ARRAY)
+    monkeypatch.setenv("FARCALL_ENDPOINT_ID", HERE)
+    (tmp_path / "a directory").rename(tmp_path / "copies")
+    return reference
+
+
+def listed(reference: Reference[Any], *, target: str = "") -> tuple[list[str], bytes]:
+    with file_arguments.collecting(target=target) as found:
+        data = pickle.dumps([reference, reference])
+    return [url for url, *_ in found], data
+
+
+def test_an_object_of_another_endpoint_is_listed_as_a_file_of_it(elsewhere: Reference[Any], tmp_path: Path) -> None:
+    url = f"endpoint://{THERE}{tmp_path}/a%20directory/{elsewhere.key.name}"
+    assert listed(elsewhere, target=HERE)[0] == [url]
+    assert listed(elsewhere)[0] == [url]
+    assert listed(elsewhere, target=THERE)[0] == []
+    assert file_arguments.in_use()
+
+
+def test_a_worker_reads_the_copy(elsewhere: Reference[Any], tmp_path: Path) -> None:
+    urls: list[str] = []
+
+    def place(file: Any) -> str:
+        urls.append(file.url)
+        return str(tmp_path / "copies" / file.name)
+
+    expected, data = listed(elsewhere)
+    with file_arguments.placed(place):
+        reference, same = pickle.loads(data)
+    assert set(urls) == set(expected)
+    assert reference == same == elsewhere
+    assert reference.exists()
+    value = reference.get()
+    assert np.array_equal(value, ARRAY)
+    value[0] = -1  # each reader has its own
+    assert reference.get()[0] == 0
+    # What is passed on is the object, and not the copy.
+    assert pickle.loads(pickle.dumps(reference)) == elsewhere
+    (tmp_path / "copies" / elsewhere.key.name).unlink()
+    with pytest.raises(ObjectGone):
+        reference.get()
+
+
+def test_an_object_of_another_endpoint_that_was_not_copied_says_so(elsewhere: Reference[Any]) -> None:
+    with pytest.raises(ObjectGone, match=f"at endpoint {THERE}"):
+        pickle.loads(pickle.dumps(elsewhere)).get()
+
+
+def test_objects_with_counted_reads_stay_at_their_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_ENDPOINT_ID", THERE)
+    objects = Store(Directory(tmp_path / "objects"))
+    counted = objects.put(ARRAY, reads=2)
+    assert listed(counted, target=HERE)[0] == []
+    assert np.array_equal(pickle.loads(pickle.dumps(counted)).get(), ARRAY)
+    monkeypatch.delenv("FARCALL_ENDPOINT_ID")
+    assert listed(objects.put(ARRAY), target=HERE)[0] == []

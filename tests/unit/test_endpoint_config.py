@@ -404,6 +404,9 @@ def test_files_are_copied_unless_the_owner_or_the_provider_forbids_it() -> None:
         ("files: {storages: [{url: 'https://Lab.org'}]}", "(Write lab.org.)"),
         ("files: {storages: [{url: 'https://lab', write: true}]}", "https:// has no options, and cannot be written"),
         ("files: {storages: [{url: 's3://lab', option: {}}]}", "Did you mean `options`?"),
+        ("files: {storages: [{url: 'file://data'}]}", "has no absolute path. (Write file:///path.)"),
+        ("files: {storages: [{url: 'file:///data/../etc'}]}", "has no absolute path"),
+        ("files: {storages: [{url: 'file:///data', write: true}]}", "other endpoints cannot write it"),
         ("files: {cache: 0}", "files.cache"),
     ],
 )

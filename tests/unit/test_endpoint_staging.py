@@ -601,3 +601,40 @@ def test_a_refusal_says_what_the_endpoint_lacks(url: str, reason: str) -> None:
 def test_http_is_staged_with_a_checksum() -> None:
     use = FileUse("http://host/a", sha256=hashlib.sha256(b"").hexdigest())
     assert not isinstance(read_files(pack_files([use], b"")), ErrorRecord)
+
+
+# -- files of other endpoints ------------------------------------------------------------------------------------------
+
+ELSEWHERE = FileUse("endpoint://00000000-0000-4000-8000-00000000000f/data/a")
+OFFLINE = outcomes.file_endpoint_offline(ELSEWHERE.url).to_json()
+
+
+def test_files_of_other_endpoints_are_staged_where_they_can_be_requested() -> None:
+    payload = pack_files([ELSEWHERE], b"call")
+    assert not isinstance(Staging(reads_endpoints=True).read(payload), ErrorRecord)
+    refused = Staging().read(payload)
+    assert isinstance(refused, ErrorRecord)
+    assert refused.code == "FILE_UNSUPPORTED"
+    written = Staging(reads_endpoints=True).read(pack_files([FileUse(ELSEWHERE.url, "w")], b"call"))
+    assert isinstance(written, ErrorRecord)
+    assert "cannot be written" in written.message
+
+
+def test_an_endpoint_that_is_off_is_waited_for_as_long_as_transfers_may_be_silent() -> None:
+    driver = Driver(reads_endpoints=True, silence_s=300.0)
+    found = read_files(pack_files([ELSEWHERE], b"call"), schemes=frozenset({"endpoint"}))
+    assert not isinstance(found, ErrorRecord)
+    driver.plan.stage_in("t1", "", found[0], is_sealed=False, now=0.0)
+    tries = 0
+    while not (ended := driver.outcomes()):
+        for fetch in driver.fetches():
+            tries += 1
+            driver.hear(orders.Failed(fetch.number, OFFLINE))
+            if driver.plan.report():
+                assert "not connected" in driver.plan.report()[0]["problem"]
+        driver.now += 5.0
+    assert 300.0 <= driver.now < 360.0
+    assert tries > 5
+    [failed] = ended
+    assert failed.error is not None
+    assert failed.error.code == "FILE_ENDPOINT_OFFLINE"

@@ -213,6 +213,7 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
         protocol_version=1,
         heartbeat_s=30.0,
         relay_piece_bytes=POLICY.relay_piece_bytes,
+        file_piece_bytes=POLICY.file_piece_bytes,
     )
     assert world.on(ev.LeasesRead(ENDPOINT_ID, 7, {})) == [
         do.Send(b"agent", Envelope(welcome)),

@@ -78,7 +78,7 @@ class Bench:
     def pull(self, session: PeerSession, offset: int, **fields: Any) -> list[wire.Message]:
         held = fields.pop("lease", lease())
         message = wire.BlobPull(task_id=fields.get("task_id", task_id(1)), attempt=1, offset_bytes=offset)
-        return self.act(self.relay.pull(session, message, held, self.now))
+        return self.act(self.relay.pull(session, message, held and held.payload_to_pull, self.now))
 
     def push(
         self, session: PeerSession, offset: int | None = None, piece: bytes | None = None, **fields: Any
@@ -92,7 +92,7 @@ class Bench:
         } | fields
         message = wire.BlobPush(**values, offset_bytes=offset or 0, piece=None if piece is None else 0)
         frames = () if piece is None else (piece,)
-        return self.act(self.relay.push(session, message, frames, held, self.now))
+        return self.act(self.relay.push(session, message, frames, held and held.owner_id, self.now))
 
     def push_all(self, session: PeerSession, data: bytes = DATA, **fields: Any) -> None:
         """All pieces; the last one waits for the store."""
@@ -376,7 +376,7 @@ def test_a_client_may_not_use_the_relay() -> None:
 def test_smallest_policy_admits_the_largest_result() -> None:
     relay = Relay(dataclasses.replace(POLICY, relay_bytes=1))
     message = wire.BlobPush(task_id=task_id(1), attempt=1, size_bytes=POLICY.max_result_bytes, sha256=SHA256)
-    assert relay.push(open_session(), message, (), lease(), Instant(0.0, EPOCH)) != []
+    assert relay.push(open_session(), message, (), OWNER_ID, Instant(0.0, EPOCH)) != []
 
 
 class BrokenBlobs(FakeBlobs):

@@ -294,8 +294,8 @@ def test_every_limit_is_documented() -> None:
     kinds = ("max_", "rate_", "key_", "retention_", "purge_", "audit_", "database_")
     limits = {f"FARCALL_{name.upper()}" for name in fields if name.startswith(kinds)}
 
-    # How long what was given stays good is there too, and is no limit of a request.
-    assert limits | {"FARCALL_TICKET_TTL_S", "FARCALL_URL_TTL_S"} == set(
+    # How long what was given stays good is there too, and is no limit of a request, and a limit of forwarders.
+    assert limits | {"FARCALL_TICKET_TTL_S", "FARCALL_URL_TTL_S", "FARCALL_MAX_RELAY_BYTES"} == set(
         re.findall("FARCALL_(?!FORWARDER_)[A-Z_]+", LIMITS_PAGE)
     )
 

@@ -523,3 +523,25 @@ def upload(lab: Lab, data: bytes) -> BlobRef:
 
 def reference(ref: BlobRef) -> dict[str, Any]:
     return {"blob_key": ref.blob_key, "size_bytes": ref.size_bytes, "sha256": ref.sha256}
+
+
+def test_the_submitter_may_use_the_endpoints_whose_files_the_tasks_read(lab: Lab) -> None:
+    source = lab.api.endpoint(caller=BOB)
+    refused = lab.submit(sources=[source])
+    assert (refused.status, refused.body["code"], lab.count()) == (403, "FORBIDDEN", 0)
+    assert lab.submit(sources=[str(uuid.uuid4())]).body["code"] == "ENDPOINT_UNKNOWN"
+    assert lab.submit(sources=[source] * 21).status == 422
+    assert lab.submit(sources=["../x"]).status == 422
+    assert lab.submit(source_files=["../x"]).status == 422
+    lab.api.share(f"endpoints/{source}", ALICE, caller=BOB)
+    assert lab.submit(sources=[source, lab.endpoint_id], source_files=["ab" * 16]).status == 200
+    entries = lab.records.audit.list_entries([ALICE.identity_id])
+    [entry] = [each for each in entries if each.action == "tasks.submit"]
+    assert entry.detail["sources"] == [source, lab.endpoint_id]
+    [task] = lab.records.tasks.list_open_tasks(lab.endpoint_id)
+    assert task.options.sources == (source, lab.endpoint_id)
+    fence = single.claim(lab.queue, lab.endpoint_id, "f", ttl_s=9)
+    single.mark_restored(lab.queue, lab.endpoint_id, fence)
+    [queued] = single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=9)
+    assert queued.task.options.sources == (source, lab.endpoint_id)
+    assert queued.task.options.source_files == ("ab" * 16,)

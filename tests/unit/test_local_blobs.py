@@ -17,6 +17,7 @@ import pytest
 from farcall_common.errors import StorageLow, Unavailable
 from farcall_common.store import BlobRef
 from farcall_common.store.blobs_files import FileBlobs
+from farcall_common.store.model import PIECES
 from farcall_local.blobs import BlobServer
 from tests.unit.test_store_blobs import DATA, REF, BlobsSuite
 
@@ -120,11 +121,24 @@ def test_old_blobs_expire_unless_they_are_renewed(blobs: FileBlobs, tmp_path: Pa
         os.utime(blobs.path(f"alice/{name}"), (long_ago, long_ago))
 
     assert blobs.renew("alice/renewed", older_than_s=86_400) == len(DATA)
-    assert blobs.expire(older_than_s=61 * 86_400) == 1
+    assert blobs.expire(older_than_s=61 * 86_400, pieces_older_than_s=86_400) == 1
 
     assert blobs.size_bytes("alice/old") is None
     assert blobs.renew("alice/old", older_than_s=86_400) is None
     assert blobs.read("alice/renewed") == blobs.read("alice/new") == DATA
+
+
+def test_pieces_of_files_expire_after_a_day_and_can_be_deleted(blobs: FileBlobs) -> None:
+    keys = [f"{PIECES}session.{number}/{'ab' * 32}" for number in range(3)]
+    for key in (*keys, "alice/old"):
+        blobs.write(key, DATA)
+    long_ago = time.time() - 2 * 86_400
+    for key in (keys[0], "alice/old"):
+        os.utime(blobs.path(key), (long_ago, long_ago))
+    assert blobs.expire(older_than_s=61 * 86_400, pieces_older_than_s=86_400) == 1
+    blobs.delete([keys[1], "piece/unknown"])
+    assert [blobs.size_bytes(key) for key in keys] == [None, None, len(DATA)]
+    assert blobs.read("alice/old") == DATA
 
 
 def test_a_new_blob_is_not_renewed(blobs: FileBlobs) -> None:

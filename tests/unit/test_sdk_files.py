@@ -9,9 +9,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from farcall import EndpointIncompatible, Executor, File, Graph, InvalidRequest, PayloadTooLarge, TaskError
+from farcall import (
+    Client,
+    EndpointIncompatible,
+    EndpointUnknown,
+    Executor,
+    File,
+    Graph,
+    InvalidRequest,
+    PayloadTooLarge,
+    TaskError,
+)
 from farcall._client import info_of
 from farcall._functions import pack_call
 from farcall.testing import FakeCloud
@@ -20,6 +31,7 @@ from farcall_common.limits import MAX_FILES
 from farcall_common.payload import Serializer
 from farcall_common.staged_files import unpack_files
 from farcall_common.staging import Staging
+from farcall_common.task_options import source_file
 from tests.unit.sdk_cli_runner import Farcall
 from tests.waiting import WAIT_S
 
@@ -223,3 +235,94 @@ def test_watch_in_json_has_files_that_move() -> None:
 def test_file_without_a_task_says_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"must be in an object store first .* or be read and passed as bytes"):
         File("data.csv")
+
+
+# -- files of other endpoints ------------------------------------------------------------------------------------------
+
+LAB = "00000000-0000-4000-8000-00000000000a"
+HOME = "00000000-0000-4000-8000-00000000000b"
+
+
+class Submitted(httpx.BaseTransport):
+    """The transport of a cloud, which keeps the bodies of submits."""
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner = inner
+        self.sources: list[tuple[str, ...]] = []
+        self.files: list[tuple[str, ...]] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/submit"):
+            body = json.loads(request.content)
+            self.sources.append(tuple(body.get("sources", ())))
+            self.files.append(tuple(body.get("source_files", ())))
+        return self._inner.handle_request(request)
+
+
+def test_names_of_endpoints_become_ids_in_arguments_and_list() -> None:
+    ids = {"lab": LAB, "my lab": LAB}
+    args = ([File("endpoint://lab/a"), File(f"endpoint://{HOME}/b")], {"c": File("endpoint://my%20lab/a%20b")})
+    packed = pack_call(args, {}, function_name="f", endpoint_id=lambda name: ids.get(name, name))
+    listed, rest = unpack_files(packed.payload)
+    urls = [f"endpoint://{LAB}/a", f"endpoint://{HOME}/b", f"endpoint://{LAB}/a%20b"]
+    assert [each.url for each in listed] == urls
+    (first, second), named = Serializer().unpack_call(rest)[0]
+    assert [first.url, second.url, named["c"].url] == urls
+    assert packed.requirements is not None
+    assert packed.requirements.sources == (LAB, HOME)
+    assert packed.requirements.source_files == tuple(
+        source_file(*each) for each in ((LAB, "/a"), (HOME, "/b"), (LAB, "/a b"))
+    )
+    assert args[0][0].url == "endpoint://lab/a"
+
+
+def test_an_unknown_endpoint_is_refused_with_its_name() -> None:
+    def find(name: str) -> str:
+        raise EndpointUnknown(f"there is no endpoint named {name!r}")
+
+    with pytest.raises(EndpointUnknown, match="'typo'"):
+        pack_call((File("endpoint://typo/a"),), {}, function_name="f", endpoint_id=find)
+
+
+def test_files_of_too_many_endpoints_are_refused() -> None:
+    files = [File(f"endpoint://00000000-0000-4000-8000-0000000000{number:02}/a") for number in range(21)]
+    with pytest.raises(InvalidRequest, match="21 endpoints"):
+        pack_call((files,), {}, function_name="f")
+
+
+def test_few_tasks_share_their_files_of_other_endpoints_in_a_request() -> None:
+    files = {f"endpoint://{LAB}/{number}": b"1" for number in range(120)}
+    with FakeCloud(files=files) as cloud:
+        submitted = Submitted(cloud.transport)
+        client = Client("https://farcall.test", cloud.token, transport=submitted)
+        with Executor(cloud.endpoint_id, client=client) as executor:
+            assert list(executor.map(total, map(File, files), timeout=WAIT_S)) == [1] * 120
+        assert sum(map(len, submitted.files)) == 120
+        assert max(map(len, submitted.files)) <= 50
+        with pytest.raises(InvalidRequest, match="1,001 files of other endpoints"):
+            pack_call(([File(f"endpoint://{LAB}/{number}") for number in range(1001)],), {}, function_name="f")
+
+
+def test_a_request_has_the_sources_of_its_tasks_and_no_others() -> None:
+    files = {f"endpoint://{each}/a": b"1 2" for each in (LAB, HOME)}
+    with FakeCloud(files=files) as cloud:
+        submitted = Submitted(cloud.transport)
+        client = Client("https://farcall.test", cloud.token, transport=submitted)
+        with Executor(cloud.endpoint_id, client=client) as executor:
+            assert executor.submit(length, "abc").result(WAIT_S) == 3
+            assert submitted.sources == [()]
+            futures = [executor.submit(total, File(url)) for url in (*files, *files)]
+            graph = Graph()
+            futures.append(executor.submit(graph, graph.call(total, File(f"endpoint://{LAB}/a"))))
+            assert [each.result(WAIT_S) for each in futures] == [3] * 5
+        assert {each for some in submitted.sources[1:] for each in some} == {LAB, HOME}
+        assert {each for some in submitted.files[1:] for each in some} == {
+            source_file(each, "/a") for each in (LAB, HOME)
+        }
+        batch = client.create_batch()
+        function_id = client.register_function(total)
+        for url in files:
+            batch.add(function_id, (File(url),))
+        client.batch_run(cloud.endpoint_id, batch)
+        assert submitted.sources[-1] == (LAB, HOME)
+        assert batch.prepare()["sources"] == (LAB, HOME)

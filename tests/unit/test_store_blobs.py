@@ -9,6 +9,7 @@ import pytest
 
 from farcall_common.errors import BlobUnknown, InvalidRequest, Unavailable
 from farcall_common.store import BlobRef, Blobs
+from farcall_common.store.model import PIECES
 from tests.support.stores import FakeBlobs
 
 DATA = b"\x00some bytes\xff"
@@ -17,6 +18,14 @@ REF = BlobRef("alice/" + hashlib.sha256(DATA).hexdigest(), len(DATA), hashlib.sh
 
 class BlobsSuite:
     """Needs the fixtures ``blobs``, ``upload`` (blobs, ref, data) and ``download`` (url)."""
+
+    def test_deleted_pieces_are_gone(self, blobs: Blobs) -> None:
+        keys = [f"{PIECES}session.{number}/{'ab' * 32}" for number in range(3)]
+        for key in keys:
+            blobs.write(key, b"piece")
+        blobs.delete([*keys[:2], f"{PIECES}unknown"])
+        blobs.delete([])
+        assert [blobs.size_bytes(key) for key in keys] == [None, None, 5]
 
     def test_written_blob_is_read(self, blobs: Blobs) -> None:
         blobs.ping()

@@ -25,7 +25,17 @@ from farcall_common.store import (
     TokensTaken,
 )
 from farcall_common.store.codec import pack
-from farcall_common.store.model import HeldLeases, LeasedTask, MaintenanceResult, OutputAnswer, OutputAsk, RunningLimit
+from farcall_common.store.model import (
+    FileAnswer,
+    FileAsk,
+    FileMessage,
+    HeldLeases,
+    LeasedTask,
+    MaintenanceResult,
+    OutputAnswer,
+    OutputAsk,
+    RunningLimit,
+)
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputText, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
@@ -1123,6 +1133,27 @@ class QueueSuite:
             queue.answer_output("r1", answer, ttl_s=30)
         assert [queue.take_output("r1", timeout_s=5.0) for _ in answers] == answers
         assert queue.take_output("r1", timeout_s=0.01) is None
+
+    def test_request_for_a_file_reaches_the_owner_and_its_answer_the_forwarder_that_asked(self, queue: Queue) -> None:
+        own_endpoint(queue, "e1")
+        ask = FileAsk("r1", "w2", "e1", "alice", "/data/ñ", 5, 100)
+        assert queue.ask_file(ask) is False  # a forwarder of an earlier release listens to no such requests
+        owner, other = queue.listen("w1"), queue.listen("w2")
+        assert queue.ask_file(ask) is True
+        assert queue.ask_file(msgspec.structs.replace(ask, endpoint_id="unowned")) is False
+        assert owner.get(5.0) == []
+        assert owner.take_file_messages() == [ask]
+        assert owner.take_file_messages() == other.take_file_messages() == []
+        answers = [FileAnswer("r1", "e1", 250, "v", 100, "ab" * 32), FileAnswer("r2", "e1", reason="OFFLINE")]
+        for answer in answers:
+            queue.answer_file("w2", answer)
+        heard: list[FileMessage] = []
+        while len(heard) < len(answers):
+            assert other.get(5.0) == []
+            heard += other.take_file_messages()
+        assert heard == answers
+        owner.close()
+        other.close()
 
     def test_answer_that_is_waited_for_arrives(self, queue: Queue) -> None:
         answer = OutputAnswer("e1", (OutputPiece(task_id="t1"),))

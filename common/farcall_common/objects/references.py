@@ -6,10 +6,13 @@ import dataclasses
 import importlib
 import os
 import threading
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from farcall_common import file_arguments
 from farcall_common.errors import ConfigurationError, DeserializationError, FarcallError, ObjectGone
+from farcall_common.object_keys import lifetime_of
 from farcall_common.objects.connectors import Connector
 from farcall_common.objects.encoding import decode
 
@@ -17,6 +20,10 @@ T = TypeVar("T")
 
 _FORM: Final = 1
 """Of a pickled reference. Another release may write more."""
+_FORM_OF_ENDPOINT: Final = 2
+"""The same with the endpoint at which the object is."""
+_ENDPOINT: Final = "FARCALL_ENDPOINT_ID"
+"""Variable of workers."""
 _OURS: Final[Mapping[str, str]] = {
     "directory": "farcall_common.objects.directory.Directory",
     "memory": "farcall_common.objects.memory.Memory",
@@ -38,18 +45,35 @@ class Reference(Generic[T]):
     :ivar connector: name of the class that reads it.
     :ivar config: what its connector is made from. May have a password.
     :ivar size_bytes: of the value as it is stored.
+    :ivar endpoint_id: of the endpoint whose directory has it; empty if it is elsewhere, or has no endpoint.
     """
 
     key: Any
     connector: str
     config: Mapping[str, Any] = dataclasses.field(compare=False)
     size_bytes: int = dataclasses.field(compare=False)
+    endpoint_id: str = dataclasses.field(default="", compare=False)
+    _copy: str = dataclasses.field(default="", compare=False)
+    """Path of the copy that the endpoint of the running task has made."""
 
     def __repr__(self) -> str:
         return f"Reference({'/'.join(map(str, self.key))!r}, {self.connector}, {self.size_bytes:,} bytes)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reference, (_FORM, self.key, self.connector, dict(self.config), self.size_bytes)
+        fields = self.key, self.connector, dict(self.config), self.size_bytes
+        if not self.endpoint_id:
+            return _reference, (_FORM, *fields)
+        if url := self._url():
+            file_arguments.note_read(url)
+        return _reference, (_FORM_OF_ENDPOINT, *fields, self.endpoint_id)
+
+    def _url(self) -> str:
+        """The object as a file of its endpoint; empty if others cannot read it there: reads are counted by who has the
+        directory."""
+        path, key = self.config.get("path"), tuple(self.key)
+        if not isinstance(path, str) or lifetime_of(key).reads is not None:
+            return ""
+        return f"{file_arguments.ENDPOINT}{self.endpoint_id}{urllib.parse.quote(path)}/{key[0]}"
 
     def get(self) -> T:
         """The value. Of an object with counted reads, this is one.
@@ -60,15 +84,21 @@ class Reference(Generic[T]):
         :raises ObjectDamaged: if what is there is not the object.
         :raises DeserializationError: if the value cannot be read here.
         """
-        data = self._connector().get(self.key)
+        data = _read_copy(self._copy) if self._copy else self._connector().get(self.key)
+        if data is None and self._is_elsewhere():
+            raise ObjectGone(
+                f"The object of {self!r} is not here, but at endpoint {self.endpoint_id}.",
+                hint="Pass the reference itself to executor.submit, so that it is copied; one with counted reads is "
+                "read at its endpoint only.",
+            )
         if data is None:
             raise ObjectGone(f"The object of {self!r} is gone.")
         value: T = decode(memoryview(data), size=self.size_bytes)
         return value
 
     def exists(self) -> bool:
-        """Whether the object is still there."""
-        return self._connector().exists(self.key)
+        """Whether the object is still there; of an object of another endpoint, whether there is a copy here."""
+        return os.path.exists(self._copy) if self._copy else self._connector().exists(self.key)  # noqa: PTH110
 
     def evict(self) -> None:
         """Delete the object, if it is there. Those who have read it keep what they have."""
@@ -77,9 +107,28 @@ class Reference(Generic[T]):
     def _connector(self) -> Connector:
         return connected(self.connector, self.config)
 
+    def _is_elsewhere(self) -> bool:
+        return bool(self.endpoint_id) and self.endpoint_id != os.environ.get(_ENDPOINT)
+
+
+def _read_copy(path: str) -> memoryview | None:
+    """A copy of an object, in memory that no one else changes; None if it is gone."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            return memoryview(data)[: file.readinto(data)]
+    except FileNotFoundError:
+        return None
+
 
 def _reference(form: int, *fields: Any) -> Reference[Any]:
     """Reads a pickled reference."""
+    if form == _FORM_OF_ENDPOINT:
+        file_arguments.use_files()
+        reference: Reference[Any] = Reference(*fields)
+        if reference._is_elsewhere() and (url := reference._url()):
+            return dataclasses.replace(reference, _copy=file_arguments.path_of_copy(url))
+        return reference
     if form != _FORM:
         raise DeserializationError(
             f"The reference has form {form}, of a newer release.", hint="Upgrade farcall on this side."

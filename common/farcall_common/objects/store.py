@@ -76,7 +76,9 @@ class Store:
             )
         else:
             key = connector.put(b"".join(pieces))
-        return Reference(key, name_of(connector), connector.config(), sum(map(len, pieces[1:])))
+        # Others find what is in a directory through the endpoint that has it.
+        endpoint_id = os.environ.get("FARCALL_ENDPOINT_ID", "") if isinstance(connector, Directory) else ""
+        return Reference(key, name_of(connector), connector.config(), sum(map(len, pieces[1:])), endpoint_id)
 
     def get(self, reference: Reference[T]) -> T:
         """See :meth:`farcall.Reference.get`."""

@@ -14,12 +14,12 @@ import os
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Final, Literal
 
 from farcall_common.errors import BlobUnknown, Forbidden, StorageLow, Unavailable
-from farcall_common.store.model import BlobRef
+from farcall_common.store.model import PIECES, BlobRef
 
 #: Files that were not finished begin with this; no name of a blob does.
 _UNFINISHED: Final = ".new-"
@@ -83,6 +83,11 @@ class FileBlobs:
             blob.write(data)
             return blob.commit()
 
+    def delete(self, blob_keys: Sequence[str]) -> None:
+        for blob_key in blob_keys:
+            with contextlib.suppress(FileNotFoundError):
+                self.path(blob_key).unlink()
+
     # -- for the HTTP server -------------------------------------------------------------------------------------------
 
     def path(self, blob_key: str) -> Path:
@@ -107,12 +112,15 @@ class FileBlobs:
                 ) from error
             raise Unavailable(f"the blob store cannot write: {error}") from error
 
-    def expire(self, *, older_than_s: float) -> int:
-        """Delete what was written, or renewed, longer ago; how many blobs these were."""
-        before = time.time() - older_than_s
+    def expire(self, *, older_than_s: float, pieces_older_than_s: float) -> int:
+        """Delete what was written, or renewed, longer ago; how many blobs these were. Pieces of files are kept for a
+        time of their own."""
+        now = time.time()
+        prefix = self.path(PIECES).name
         expired = 0
         with os.scandir(self._directory) as entries:
             for entry in entries:
+                before = now - (pieces_older_than_s if entry.name.startswith(prefix) else older_than_s)
                 with contextlib.suppress(FileNotFoundError):
                     # Its own look, not the listing's: it may have been renewed since.
                     if entry.is_file(follow_symlinks=False) and Path(entry.path).stat().st_mtime < before:

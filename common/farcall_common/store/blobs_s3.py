@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from farcall_common.errors import BlobUnknown, Unavailable
@@ -101,6 +101,11 @@ class S3Blobs:
         with _mapped(blob_key):
             self._client.put_object(Bucket=self._bucket, Key=blob_key, Body=data, ChecksumSHA256=checksum)
         return BlobRef(blob_key, len(data), digest.hexdigest())
+
+    def delete(self, blob_keys: Sequence[str]) -> None:
+        for blob_key in blob_keys:  # a request each: one for many needs the MD5 of its body, or a newer checksum
+            with _mapped(None):
+                self._client.delete_object(Bucket=self._bucket, Key=blob_key)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.store.model import (
     BlobRef,
+    FileMessage,
     ForwarderInfo,
     OutputAnswer,
     OutputAsk,
@@ -31,6 +32,7 @@ unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
 unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
 unpack_ask: Final = msgspec.msgpack.Decoder(OutputAsk).decode
 unpack_answer: Final = msgspec.msgpack.Decoder(OutputAnswer).decode
+unpack_file_message: Final = msgspec.msgpack.Decoder(FileMessage).decode
 unpack_shared: Final = msgspec.msgpack.Decoder(SharedResults).decode
 
 _logger = logging.getLogger(__name__)

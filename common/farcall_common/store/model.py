@@ -24,6 +24,9 @@ from farcall_common.wire.messages import OutputPiece, OutputWanted
 from farcall_common.wire.states import Reporter, TaskState
 from farcall_common.worker_share import WorkerShare
 
+PIECES: Final = "piece/"
+"""Keys of blobs that are pieces of files begin with it: they are kept for a day at most."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BlobRef:
@@ -727,6 +730,39 @@ class OutputAnswer(msgspec.Struct, frozen=True):
 
     endpoint_id: str
     pieces: tuple[OutputPiece, ...]
+
+
+class FileAsk(msgspec.Struct, frozen=True, tag=True):
+    """A request for a piece of a file of an endpoint, on its way to the forwarder that owns it.
+
+    :param forwarder_id: gets the answer.
+    :param endpoint_id: has the file.
+    :param submitter: the identity whose task reads it.
+    :param max_bytes: of the piece; 0: only size and version are wanted.
+    """
+
+    request_id: str
+    forwarder_id: str
+    endpoint_id: str
+    submitter: str
+    path: str
+    offset_bytes: int
+    max_bytes: int
+
+
+class FileAnswer(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a :class:`FileAsk`, on its way to the forwarder that asked. ``reason``: why there is nothing."""
+
+    request_id: str
+    endpoint_id: str
+    size_bytes: int = 0
+    version: str = ""
+    piece_bytes: int = 0
+    sha256: str = ""
+    reason: str = ""
+
+
+FileMessage = FileAsk | FileAnswer
 
 
 class CancelOutcome(enum.StrEnum):

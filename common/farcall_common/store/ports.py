@@ -23,6 +23,9 @@ from farcall_common.store.model import (
     Container,
     Endpoint,
     EndpointKey,
+    FileAnswer,
+    FileAsk,
+    FileMessage,
     ForwarderInfo,
     Function,
     FunctionAlias,
@@ -592,6 +595,13 @@ class Registry(Protocol):
     def take_output(self, request_id: str, *, timeout_s: float) -> OutputAnswer | None:
         """Take the next answer to a request; None if there is none within ``timeout_s``."""
 
+    # files that an endpoint reads from another one, between the forwarders
+    def ask_file(self, ask: FileAsk) -> bool:
+        """Send a request to the forwarder that owns the endpoint; whether one has received it."""
+
+    def answer_file(self, forwarder_id: str, answer: FileAnswer) -> None:
+        """Send the answer to the forwarder that asked."""
+
 
 class Queue(Registry, Protocol):
     """Valkey: which tasks wait, and which forwarder works on them. It may lose its data at any moment; no task is lost.
@@ -771,14 +781,17 @@ class WakeUps(Protocol):
     """A subscription. Owned by one thread."""
 
     def get(self, timeout_s: float) -> Sequence[str] | None:
-        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as results were shared or
-        output was requested. Raises Unavailable when the connection is lost."""
+        """Endpoint ids that have work or cancellations; empty after ``timeout_s``, or as soon as something else has
+        come. Raises Unavailable when the connection is lost."""
 
     def take_shared(self) -> Sequence[SharedResults]:
         """The shared results that :meth:`get` has received since the last call. Never waits."""
 
     def take_asks(self) -> Sequence[OutputAsk]:
         """As :meth:`take_shared`, requests for output."""
+
+    def take_file_messages(self) -> Sequence[FileMessage]:
+        """As :meth:`take_shared`, requests for files and answers to them."""
 
     def close(self) -> None: ...
 
@@ -808,3 +821,5 @@ class Blobs(Protocol):
         """The blob's bytes. Raises BlobUnknown."""
 
     def write(self, blob_key: str, data: bytes) -> BlobRef: ...
+    def delete(self, blob_keys: Sequence[str]) -> None:
+        """Delete pieces of files (:data:`~farcall_common.store.model.PIECES`); unknown ones are ignored."""

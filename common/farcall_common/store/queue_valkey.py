@@ -28,6 +28,7 @@ key                       type    content                                       
 ``watch:<owner>``         zset    forwarders where the owner's clients wait, by when that is over        its own
 ``results:<forwarder>``   channel results that other forwarders recorded; lossy                          --
 ``output:<forwarder>``    channel requests for output of tasks; lossy                                    --
+``files:<forwarder>``     channel requests for files of other endpoints, and answers to its own; lossy   --
 ``output:<request>``      list    answers to such a request                                              seconds
 ========================  ======  =====================================================================  =========
 

@@ -9,7 +9,16 @@ from typing import Any, Final
 from redis.client import PubSub
 
 from farcall_common.store import codec
-from farcall_common.store.model import ForwarderInfo, OutputAnswer, OutputAsk, PeerKey, SharedResults
+from farcall_common.store.model import (
+    FileAnswer,
+    FileAsk,
+    FileMessage,
+    ForwarderInfo,
+    OutputAnswer,
+    OutputAsk,
+    PeerKey,
+    SharedResults,
+)
 from farcall_common.store.valkey import Call, KeyedCall, Scripts, batches, mapped, refusal, texts
 
 #: Longest time that one call waits at the server.
@@ -122,6 +131,16 @@ class ValkeyRegistry:
                 return codec.if_known(codec.unpack_answer, found[1])
         return None
 
+    # files of other endpoints
+
+    def ask_file(self, ask: FileAsk) -> bool:
+        answer = self._scripts.run("ask_file", ask.endpoint_id, codec.pack(ask))
+        return refusal(answer) is None and bool(answer)
+
+    def answer_file(self, forwarder_id: str, answer: FileAnswer) -> None:
+        with mapped():
+            self._client.publish(f"files:{forwarder_id}", codec.pack(answer))
+
 
 class ValkeyWakeUps:
     """:class:`~farcall_common.store.ports.WakeUps` on its own connection."""
@@ -130,9 +149,11 @@ class ValkeyWakeUps:
         self._subscription: PubSub = client.pubsub()
         self._results_channel = f"results:{forwarder_id}".encode()
         self._output_channel = f"output:{forwarder_id}".encode()
+        self._files_channel = f"files:{forwarder_id}".encode()
         self._shared: list[SharedResults] = []
         self._asks: list[OutputAsk] = []
-        channels = (f"wake:{forwarder_id}", f"results:{forwarder_id}", f"output:{forwarder_id}")
+        self._file_messages: list[FileMessage] = []
+        channels = [f"{kind}:{forwarder_id}" for kind in ("wake", "results", "output", "files")]
         with mapped():
             self._subscription.subscribe(*channels)
             # The server's confirmations: messages that are published from here on arrive.
@@ -144,7 +165,7 @@ class ValkeyWakeUps:
         deadline = time.monotonic() + timeout_s
         with mapped():
             while True:
-                has_heard = bool(endpoint_ids or self._shared or self._asks)
+                has_heard = bool(endpoint_ids or self._shared or self._asks or self._file_messages)
                 wait_s = 0.0 if has_heard else max(0.0, deadline - time.monotonic())
                 message = self._subscription.get_message(timeout=wait_s)
                 if message is not None and message["type"] == "message":
@@ -154,6 +175,9 @@ class ValkeyWakeUps:
                     elif message["channel"] == self._output_channel:
                         if ask := codec.if_known(codec.unpack_ask, message["data"]):
                             self._asks.append(ask)
+                    elif message["channel"] == self._files_channel:
+                        if heard := codec.if_known(codec.unpack_file_message, message["data"]):
+                            self._file_messages.append(heard)
                     else:
                         endpoint_ids[message["data"].decode()] = None
                 elif message is None and (has_heard or time.monotonic() >= deadline):
@@ -166,6 +190,10 @@ class ValkeyWakeUps:
     def take_asks(self) -> Sequence[OutputAsk]:
         asks, self._asks = self._asks, []
         return asks
+
+    def take_file_messages(self) -> Sequence[FileMessage]:
+        messages, self._file_messages = self._file_messages, []
+        return messages
 
     def close(self) -> None:
         self._subscription.close()

@@ -211,7 +211,8 @@ class Hello(Message, frozen=True):
     whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
     ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
     and acts on ``TaskOptions.callees``; without it, no task is sent that has any. ``knows_files``: the agent copies the
-    files that a payload lists; a forwarder cannot see whether one does."""
+    files that a payload lists; a forwarder cannot see whether one does. ``reads_files``: the agent answers FileWanted;
+    without it, none is sent."""
 
     endpoint_id: str
     ticket: str
@@ -229,6 +230,7 @@ class Hello(Message, frozen=True):
     knows_output: bool = False
     knows_graphs: bool = False
     knows_files: bool = False
+    reads_files: bool = False
 
 
 class Credit(Message, frozen=True):
@@ -291,12 +293,44 @@ class TaskOutput(Message, frozen=True):
     pieces: tuple[OutputPiece, ...]
 
 
+class FilePull(Message, frozen=True):
+    """Requests a piece of a file of another endpoint, which a task of this agent names as a source; answered by
+    FilePiece. ``max_bytes`` 0: only what there is. ``path`` is absolute."""
+
+    request_id: str
+    task_id: str
+    endpoint_id: str
+    path: str
+    offset_bytes: Offset = 0
+    max_bytes: Count = 0
+
+
+class FilesTaken(Message, frozen=True):
+    """The pieces of these requests are not needed any more, or will not be: the forwarder deletes them."""
+
+    request_ids: tuple[str, ...]
+
+
+class FileRead(Message, frozen=True):
+    """Answers FileWanted: the file has ``size_bytes`` and a ``version``, and a piece of ``piece_bytes`` from the offset
+    is in the blob store (see BlobRequest and BlobPush, with the id of the request in place of a task's). Or the
+    ``reason`` why not: NOT_FOUND, NOT_PERMITTED, NOT_A_FILE, NOT_READ or SWITCHED_OFF."""
+
+    request_id: str
+    size_bytes: Offset = 0
+    version: str = ""
+    piece_bytes: Count = 0
+    sha256: str = ""
+    reason: str = ""
+
+
 # -- forwarder to agent ------------------------------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True):
     """The session is open. ``forget`` names held tasks that have ended or belong to another endpoint. A piece of a
-    relayed blob has at most ``relay_piece_bytes``; 0: this forwarder relays none."""
+    relayed blob has at most ``relay_piece_bytes``; 0: this forwarder relays none. A piece of a file of another endpoint
+    has at most ``file_piece_bytes``; 0: this forwarder knows no FilePull."""
 
     session_id: str
     forwarder_id: str
@@ -304,6 +338,7 @@ class Welcome(Message, frozen=True):
     heartbeat_s: Seconds
     forget: tuple[TaskRef, ...] = ()
     relay_piece_bytes: Count = 0
+    file_piece_bytes: Count = 0
 
 
 class RunTasks(Message, frozen=True):
@@ -364,6 +399,29 @@ class OutputRequest(Message, frozen=True):
     request_id: str
     tasks: tuple[OutputWanted, ...]
     max_bytes: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class FileWanted(Message, frozen=True):
+    """Requests a piece of a file of this endpoint, for a task of ``submitter`` elsewhere; answered by FileRead."""
+
+    request_id: str
+    submitter: str
+    path: str
+    offset_bytes: Offset = 0
+    max_bytes: Count = 0
+
+
+class FilePiece(Message, frozen=True):
+    """Answers FilePull: the file has ``size_bytes`` and a ``version``, and ``url`` is a pre-signed GET for a piece of
+    ``piece_bytes`` (see also BlobPull, with the id of the request in place of a task's). Or the ``reason`` why not."""
+
+    request_id: str
+    size_bytes: Offset = 0
+    version: str = ""
+    piece_bytes: Count = 0
+    sha256: str = ""
+    url: str = ""
+    reason: str = ""
 
 
 class Redirect(Message, frozen=True):

@@ -48,6 +48,9 @@ _AGENT_REPORTS: Final[_Kinds] = frozenset(
         m.BlobPull,
         m.BlobPush,
         m.TaskOutput,
+        m.FilePull,
+        m.FilesTaken,
+        m.FileRead,
         m.Heartbeat,
         m.Goodbye,
     }
@@ -61,6 +64,8 @@ _AGENT_ORDERS: Final[_Kinds] = frozenset(
         m.BlobPiece,
         m.BlobTaken,
         m.OutputRequest,
+        m.FileWanted,
+        m.FilePiece,
         m.Heartbeat,
         m.Redirect,
         m.Refused,

@@ -84,3 +84,36 @@ REPORTERS: Final[Mapping[TaskState, Set[Reporter]]] = {
 def is_legal(before: TaskState, after: TaskState, *, reporter: Reporter) -> bool:
     """Whether ``reporter`` may change a task's state from ``before`` to ``after``."""
     return after in LEGAL_TRANSITIONS[before] and reporter in REPORTERS[after]
+
+
+class FileReason(enum.StrEnum):
+    """Why an endpoint gets no piece of a file of another endpoint."""
+
+    # of the endpoint that has the file
+    NOT_FOUND = "NOT_FOUND"
+    NOT_PERMITTED = "NOT_PERMITTED"
+    NOT_A_FILE = "NOT_A_FILE"
+    NOT_READ = "NOT_READ"
+    SWITCHED_OFF = "SWITCHED_OFF"
+    # of forwarders
+    NOT_LEASED = "NOT_LEASED"
+    NOT_A_SOURCE = "NOT_A_SOURCE"
+    NO_RIGHT = "NO_RIGHT"
+    OFFLINE = "OFFLINE"
+    TOO_OLD = "TOO_OLD"
+    TOO_LARGE = "TOO_LARGE"
+    QUOTA = "QUOTA"
+    BUSY = "BUSY"
+    NO_ANSWER = "NO_ANSWER"
+
+
+READ_REASONS: Final = frozenset(
+    {
+        FileReason.NOT_FOUND,
+        FileReason.NOT_PERMITTED,
+        FileReason.NOT_A_FILE,
+        FileReason.NOT_READ,
+        FileReason.SWITCHED_OFF,
+    }
+)
+"""Those that the endpoint that has the file may give."""

@@ -76,6 +76,7 @@ class Blobs:
         self._waiting: collections.deque[_Transfer] = collections.deque()
         self._under_way: dict[tuple[str, str], int] = {}  # bytes in memory, by kind and task
         self._relayed_uploads: set[tuple[str, str]] = set()
+        self._relayed_pieces: dict[str, Callable[[str], None]] = {}
         self._over: list[tuple[str, str]] = []  # their memory is free at the end of the turn
         self._relayed_until = 0.0
         self._unreachable = ""  # why, as long as it counts
@@ -93,6 +94,9 @@ class Blobs:
         dropped, self._relayed_uploads = self._relayed_uploads, set()
         for key in dropped:
             self._release(key)
+        pieces, self._relayed_pieces = self._relayed_pieces, {}
+        for done in pieces.values():
+            done("the session has ended")
 
     def received(self, message: BlobPiece | BlobTaken, frames: tuple[bytes, ...]) -> None:
         """A message of the forwarder about a relayed blob."""
@@ -155,7 +159,7 @@ class Blobs:
     # -- by URL --------------------------------------------------------------------------------------------------------
 
     def _fetch(self, task: Task, blob: BlobLocation) -> None:
-        if self._is_relayed:
+        if self.is_relayed:
             self._pull(task, blob)
             return
 
@@ -175,7 +179,7 @@ class Blobs:
     def _upload(self, task: Task, grant: BlobGrant, result: TaskResult, read: Callable[[], Frame]) -> None:
         body = read()
         location = BlobLocation(blob_key=grant.blob_key, size_bytes=result.size_bytes, sha256=result.sha256)
-        if self._is_relayed:
+        if self.is_relayed:
             self._push(task, location, body)
             return
 
@@ -211,10 +215,71 @@ class Blobs:
         self._emit(ev.ResultUploaded(task.task_id, task.seq, location))
         self._over.append((_UP, task.task_id))
 
+    # -- pieces of files -----------------------------------------------------------------------------------------------
+
+    def upload_piece(
+        self,
+        request_id: str,
+        location: BlobLocation,
+        body: bytes,
+        grant: BlobGrant | None,
+        done: Callable[[str], None],
+        *,
+        background: Background,
+    ) -> None:
+        """Put a piece of a file that a forwarder has requested.
+
+        :param grant: None: by the forwarder.
+        :param done: gets why it could not be put, or an empty text.
+        :param background: its threads do it.
+        """
+        if grant is None or self.is_relayed:
+            self._push_piece(request_id, location, body, done)
+            return
+
+        def job() -> Callable[[], None]:
+            try:
+                self._transfers.upload(grant.upload_url, body, headers=grant.headers)
+            except TransferFailed as failure:
+                if self._may_relay(failure):
+                    proceed = functools.partial(self._push_piece, request_id, location, body, done)
+                    return functools.partial(self._fall_back, str(failure), proceed)
+                return functools.partial(done, str(failure))
+            return functools.partial(done, "")
+
+        background.submit(job)
+
+    def _push_piece(self, request_id: str, location: BlobLocation, body: bytes, done: Callable[[str], None]) -> None:
+        def ended(outcome: Frame | TransferFailed) -> None:
+            self._relayed_pieces.pop(request_id, None)
+            done(self._why(outcome) if isinstance(outcome, TransferFailed) else "")
+
+        self._relayed_pieces[request_id] = done
+        self._relay.upload(request_id, 0, location, body, ended, now=self._clock.monotonic())
+
+    def store_unreachable(self, reason: str) -> bool:
+        """The transfer process cannot reach the blob store; whether the forwarder relays for it."""
+        if self._mode != "auto":
+            return self._mode == "relay"
+        self._fall_back(reason, lambda: None)
+        return True
+
+    def pull_piece(self, request_id: str, location: BlobLocation, done: Callable[[bytes, str], None]) -> None:
+        """Get a piece of a file by the forwarder; ``done`` gets its bytes, or why they cannot be had."""
+
+        def ended(outcome: Frame | TransferFailed) -> None:
+            if isinstance(outcome, TransferFailed):
+                done(b"", self._why(outcome))
+            else:
+                done(bytes(bytes_of(outcome)), "")
+
+        self._relay.download(request_id, 0, location, ended, now=self._clock.monotonic())
+
     # -- by the forwarder ----------------------------------------------------------------------------------------------
 
     @property
-    def _is_relayed(self) -> bool:
+    def is_relayed(self) -> bool:
+        """Whether blobs go by the forwarder at the moment."""
         return self._mode == "relay" or (self._mode == "auto" and self._clock.monotonic() < self._relayed_until)
 
     def _may_relay(self, failure: TransferFailed) -> bool:

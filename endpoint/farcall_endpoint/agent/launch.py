@@ -50,6 +50,7 @@ from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.movers import BATCH_SCHEMES
 from farcall_endpoint.staging.places import files_directory, has_leftovers
 from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.staging.reading import ReadableFiles
 from farcall_endpoint.staging.settings import GlobusSettings, Storage, TransferSettings
 from farcall_endpoint.sweeper import Sweeper
 from farcall_endpoint.valkey import ValkeyServers
@@ -209,6 +210,7 @@ def run_agent(
                 owner_or=fleet.owner_or,
                 environment={**environment, **_globus_secrets(own_environment)},
             ),
+            readable_files=readable_files(config, directory, memory),
             has_leftovers=functools.partial(has_leftovers, working_dir),
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -245,6 +247,19 @@ def check_storages(config: Config) -> None:
                 hint="The options are those of obstore: region, endpoint, access_key_id, secret_access_key, ...; $NAME "
                 "is a variable of the environment in which the endpoint is started.",
             ) from error
+
+
+def readable_files(config: Config, directory: EndpointDirectory, memory: MemoryRoot) -> ReadableFiles | None:
+    """What tasks at other endpoints may read here; None: nothing."""
+    if not config.files.enabled:
+        return None
+    settings = transfer_settings(config, directory)
+    return ReadableFiles(
+        working_dir=Path(settings.working_dir),
+        storages=settings.storages,
+        is_restricted=settings.is_restricted,
+        memory_of=memory.of,
+    )
 
 
 def transfer_settings(config: Config, directory: EndpointDirectory) -> TransferSettings:
@@ -334,6 +349,7 @@ def _core(
             silence_s=config.files.transfer_limit,
             limit_s=config.files.total_limit,
             batch_schemes=frozenset() if config.files.globus is None else BATCH_SCHEMES,
+            reads_endpoints=True,
             refusal=config.files_refusal,
             most_bytes=config.files.cache_bytes,
             for_nodes=config.files.node_cache_bytes > 0,

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
-from farcall_endpoint.manager.worker_process import MEMORY_KEY
+from farcall_endpoint.manager.worker_process import MEMORY_KEY, MemoryDirectories
 from farcall_endpoint.process_directory import ProcessDirectory
 
 _logger = logging.getLogger(__name__)
@@ -39,6 +39,12 @@ class MemoryRoot:
     def path(self) -> Path | None:
         """Where it is; None if there is none."""
         return None if self._directory is None else self._directory.path
+
+    def of(self, submitter: str) -> Path | None:
+        """The directory of a submitter, whether or not it exists; None if there is none."""
+        if self._directory is None:
+            return None
+        return MemoryDirectories(self._directory.path, self.variables[MEMORY_KEY].encode()).path(submitter)
 
     def close(self) -> None:
         """Remove it with all that is in it."""

@@ -31,6 +31,8 @@ from farcall_common.wire import (
     Capabilities,
     EndpointReport,
     Envelope,
+    FilePiece,
+    FileWanted,
     Goodbye,
     Heartbeat,
     Hello,
@@ -38,7 +40,6 @@ from farcall_common.wire import (
     OutputRequest,
     ResultsRecorded,
     RunTasks,
-    TaskOutput,
     new_id,
 )
 from farcall_endpoint import protocol
@@ -49,6 +50,8 @@ from farcall_endpoint.agent.blobs import Blobs, BlobsMode
 from farcall_endpoint.agent.calls import about_calls
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.environments import ProblemsLogged
+from farcall_endpoint.agent.file_pulls import FilePulls
+from farcall_endpoint.agent.files_for_others import FilesForOthers
 from farcall_endpoint.agent.fleet import Fleet
 from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
 from farcall_endpoint.agent.output import OutputAnswers
@@ -62,6 +65,7 @@ from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
 from farcall_endpoint.staging.client import TransferClient
+from farcall_endpoint.staging.reading import ReadableFiles
 from farcall_endpoint.sweeper import Sweeper
 from farcall_endpoint.valkey import ValkeyServers
 
@@ -126,6 +130,7 @@ class Agent:
     :param seed: of the cores' random numbers, for the logs.
     :param valkey: the servers of submitters, which this object closes.
     :param file_transfers: moves the files of tasks.
+    :param readable_files: those that tasks at other endpoints may read; None: none.
     :param has_leftovers: whether a former process has left directories of tasks' files.
     """
 
@@ -157,6 +162,7 @@ class Agent:
         valkey: ValkeyServers,
         sweeper: Sweeper,
         file_transfers: TransferClient,
+        readable_files: ReadableFiles | None = None,
         has_leftovers: Callable[[], bool] = lambda: False,
         read_prewarms: Callable[[], Sequence[PrewarmRequest]] = tuple,
     ) -> None:
@@ -168,7 +174,7 @@ class Agent:
         self._connection = connection
         self._spool = spool
         self._output = output
-        self._output_answers = OutputAnswers(output, find=core.task, ask=fleet.read_output, send=self._send_output)
+        self._output_answers = OutputAnswers(output, find=core.task, ask=fleet.read_output, send=self._send_if_open)
         self._outputs_read: list[protocol.OutputRead] = []  # in this turn
         self._opener = opener
         self._uplink = uplink
@@ -198,6 +204,16 @@ class Agent:
         self._on_status = on_status
         self._read_prewarms = read_prewarms
         self._file_transfers = file_transfers
+        self._file_pulls = FilePulls(
+            find=core.task,
+            send=self._send_if_open,
+            answer=file_transfers.answer,
+            blobs=self._blobs,
+            clock=clock,
+        )
+        self._files_for_others = FilesForOthers(
+            readable_files, blobs=self._blobs, send=self._send_if_open, owner_or=fleet.owner_or, poller=poller
+        )
         self._has_leftovers = has_leftovers
         self._on_events = on_events
         self._core_log = EventLog[ev.Event, float](ev.for_log, about={"slots": core.slots_hint, "seed": seed})
@@ -253,6 +269,7 @@ class Agent:
             self._fleet.close()
             self._valkey.close()
             self._file_transfers.close()
+            self._files_for_others.close()
             self._background.close()
             self._write_logs(self._clock.monotonic())
         if self._fatal is not None:
@@ -268,6 +285,7 @@ class Agent:
         now = self._clock.monotonic()
         if self._background.fileno() in ready:
             self._background.finish()
+        self._files_for_others.finish(ready)
         self._receive_from_managers(ready, now)
         if not ready.isdisjoint(self._uplink.sockets):
             self._receive_from_cloud()
@@ -288,6 +306,7 @@ class Agent:
         if due_at is not None and self._clock.monotonic() >= due_at:
             self._connect(c.Tick())
         self._blobs.tick()
+        self._file_pulls.tick()
         self._receive_from_transfers()
         self._has_unreported_events |= bool(self._events)
         self._handle(now)
@@ -345,6 +364,7 @@ class Agent:
             self._fleet.next_deadline(),
             self._blobs.next_deadline(),
             self._file_transfers.next_deadline(),
+            self._file_pulls.next_deadline(),
             self._kill_at,
         )
         wait_s = min(deadline for deadline in deadlines if deadline is not None) - now
@@ -463,6 +483,7 @@ class Agent:
                     _logger.info(notice)
                 self._events.append(ev.SessionOpened(welcome.forget))
                 self._blobs.opened(welcome.relay_piece_bytes)
+                self._file_pulls.opened(welcome.file_piece_bytes)
                 self._status_reports.restart(heartbeat_s=welcome.heartbeat_s)
                 self._status_at = self._clock.monotonic()
                 self._on_connected()
@@ -476,6 +497,8 @@ class Agent:
                 _logger.warning("not connected any more: %s", reason)
                 self._events.append(ev.SessionClosed())
                 self._blobs.closed()
+                self._file_pulls.closed()
+                self._files_for_others.closed()
                 self._status_at = self._clock.monotonic()
             case c.Log(message=message):
                 _logger.error(message)
@@ -538,6 +561,7 @@ class Agent:
                 knows_output=True,
                 knows_graphs=True,
                 knows_files=True,
+                reads_files=True,
             )
         )
 
@@ -567,9 +591,14 @@ class Agent:
             case ResultsRecorded(tasks=refs):
                 self._events.append(ev.ResultsRecorded(refs))
             case BlobGrant() as grant:
-                self._events.append(ev.BlobGranted(grant))
+                if not self._files_for_others.granted(grant):
+                    self._events.append(ev.BlobGranted(grant))
             case OutputRequest() as message:
                 self._output_answers.requested(message)
+            case FileWanted() as message:
+                self._files_for_others.requested(message)
+            case FilePiece() as message:
+                self._file_pulls.received(message)
             case BlobPiece() | BlobTaken() as message:
                 self._blobs.received(message, envelope.frames)
             case message:
@@ -628,9 +657,10 @@ class Agent:
 
     def _receive_from_transfers(self) -> None:
         reports, lost = self._file_transfers.receive()
-        if reports:
+        if reports and (reports := self._file_pulls.reported(reports)):
             self._events.append(ev.TransfersReported(reports))
         if lost:
+            self._file_pulls.process_lost()
             self._events.append(ev.TransfersLost(lost))
 
     # -- actions -------------------------------------------------------------------------------------------------------
@@ -701,9 +731,9 @@ class Agent:
                     self._send_reports(action)
         return answer
 
-    def _send_output(self, output: TaskOutput) -> None:
-        if self._connection.may_send(TaskOutput):
-            self._send(output)
+    def _send_if_open(self, message: Message) -> None:
+        if self._connection.may_send(type(message)):
+            self._send(message)
 
     def _report_generation(self) -> None:
         """Before tasks start that may not run twice: the cloud then refuses older copies of the spool."""

@@ -11,7 +11,7 @@ from farcall_endpoint.config.globus import GlobusConfig
 from farcall_endpoint.config.section import FieldProblem, Section
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
-_SCHEMES: Final = ("az", "globus", "gs", "http", "https", "s3")
+_SCHEMES: Final = ("az", "file", "globus", "gs", "http", "https", "s3")
 _BYTES_PER_GB: Final = 10**9
 """Disks are written in GB of this size."""
 
@@ -20,7 +20,11 @@ class StorageConfig(Section, frozen=True, kw_only=True):
     """A storage with options of its own, or one that is open to other submitters than the owner."""
 
     url: Annotated[
-        _Text, msgspec.Meta(description="The beginning of its URLs up to a /, such as s3://lab/raw. Longer ones win.")
+        _Text,
+        msgspec.Meta(
+            description="The beginning of its URLs up to a /, such as s3://lab/raw. Longer ones win. file:///path is a "
+            "directory here that is open to tasks at other endpoints."
+        ),
     ]
     options: Annotated[
         dict[_Text, _Text],
@@ -37,7 +41,9 @@ class StorageConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         scheme, separator, rest = self.url.partition("://")
-        if not separator or scheme not in _SCHEMES or not rest.partition("/")[0]:
+        if scheme == "file" and separator:
+            self._check_directory(rest)
+        elif not separator or scheme not in _SCHEMES or not rest.partition("/")[0]:
             raise FieldProblem(
                 "url",
                 f"{self.url!r} is not the beginning of a URL",
@@ -56,6 +62,13 @@ class StorageConfig(Section, frozen=True, kw_only=True):
             raise FieldProblem("options", "globus:// has no options", fix="remove options; files.globus is for all")
         if scheme in ("http", "https") and (self.options or self.write):
             raise FieldProblem("url", f"{scheme}:// has no options, and cannot be written", fix="remove these")
+
+    def _check_directory(self, rest: str) -> None:
+        """Of this endpoint, open to tasks at other endpoints (``endpoint://``); its own tasks need no permission."""
+        if not rest.startswith("/") or ".." in rest.split("/"):
+            raise FieldProblem("url", f"{self.url!r} has no absolute path", fix="write file:///path")
+        if self.options or self.write:
+            raise FieldProblem("url", "file:// has no options, and other endpoints cannot write it", fix="remove these")
 
 
 class FilesConfig(Section, frozen=True, kw_only=True):

@@ -233,10 +233,14 @@ class MemoryDirectories:
         self._root = root
         self._key = key
 
+    def path(self, submitter: str) -> Path:
+        """Where the directory of a submitter is, empty for the owner."""
+        name = hmac.digest(self._key, submitter.encode(errors="surrogatepass"), "sha256").hex()[:_NAME_CHARACTERS]
+        return self._root / name
+
     def of(self, submitter: str) -> str:
         """The directory of a submitter, empty for the owner; it is made if it does not exist. Empty if it cannot be."""
-        name = hmac.digest(self._key, submitter.encode(errors="surrogatepass"), "sha256").hex()[:_NAME_CHARACTERS]
-        path = self._root / name
+        path = self.path(submitter)
         try:
             path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:

@@ -109,6 +109,12 @@ class TransferClient:
         elif now >= self._start_at:
             self._start()
 
+    def answer(self, piece: orders.Piece) -> None:
+        """Give the process a piece of a file, or why there is none; nothing if it has ended."""
+        if self._process is not None:
+            self._unsent += frame(piece)
+            self._send()
+
     def _start(self) -> None:
         command = [sys.executable, "-P", "-m", _PROCESS]
         with contextlib.ExitStack() as opened:

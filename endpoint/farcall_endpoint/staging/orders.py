@@ -73,7 +73,34 @@ class Ping(_Message, frozen=True):
     """Asks for a sign of life."""
 
 
-Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping
+SEALED: Final = "SEALED"
+FORWARDER_TOO_OLD: Final = "FORWARDER_TOO_OLD"
+NOT_CONNECTED: Final = "NOT_CONNECTED"
+BLOBS_UNREACHABLE: Final = "BLOBS_UNREACHABLE"
+"""Reasons of the agent's own."""
+
+
+class Piece(_Message, frozen=True):
+    """Answers PieceWanted and PieceUnreachable: the file has ``size_bytes`` and a ``version``, and a piece of
+    ``piece_bytes`` is at ``url``, or here as ``data``. Or ``reason``, a FileReason or one of the agent's own, and what
+    else there is to say, ``problem``.
+
+    :param most_bytes: of a piece, at present.
+    """
+
+    number: int
+    size_bytes: int = 0
+    version: str = ""
+    piece_bytes: int = 0
+    sha256: str = ""
+    url: str = ""
+    data: bytes = b""
+    most_bytes: int = 0
+    reason: str = ""
+    problem: str = ""
+
+
+Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping | Piece
 
 
 # -- process to agent --------------------------------------------------------------------------------------------------
@@ -143,7 +170,34 @@ class Unusable(_Message, frozen=True):
     reason: str
 
 
-Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | CacheUse | Alive | Unusable
+class PieceWanted(_Message, frozen=True):
+    """Requests a piece of a file of another endpoint, for one of these tasks. ``number``: of the request. ``max_bytes``
+    0: only size and version are wanted. Answered by Piece."""
+
+    number: int
+    submitter: str
+    task_ids: tuple[str, ...]
+    endpoint_id: str
+    path: str
+    offset_bytes: int
+    max_bytes: int
+
+
+class PieceUnreachable(_Message, frozen=True):
+    """The blob store with a piece cannot be reached from here. Answered by Piece, with its bytes."""
+
+    number: int
+    problem: str
+
+
+class PieceTaken(_Message, frozen=True):
+    """A piece, or the answer to its request, is not needed any more."""
+
+    number: int
+
+
+AboutPiece = PieceWanted | PieceUnreachable | PieceTaken
+Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | CacheUse | Alive | Unusable | AboutPiece
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -101,7 +101,7 @@ def read_files(
                 "it has no Globus collection (files.globus)" if scheme == "globus" else "it does not know the scheme"
             )
             return outcomes.file_unsupported(shown(use.url), reason)
-        if use.mode == "w" and scheme in ("http", "https"):
+        if use.mode == "w" and scheme in ("http", "https", "endpoint"):
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:
             return outcomes.file_unsupported(
@@ -192,6 +192,7 @@ class Staging:
 
     :param max_transfers: at a time; those of ``batch_schemes`` do not count, their service has its own limits.
     :param silence_s: a transfer without progress for so long fails, one that takes longer than ``limit_s`` in all, too.
+    :param reads_endpoints: whether files of other endpoints can be requested.
     :param refusal: why no files are staged; empty if they are.
     :param most_bytes: room for the files of one task; None if unknown.
     :param for_nodes: whether nodes keep copies.
@@ -205,6 +206,7 @@ class Staging:
         silence_s: float = 300.0,
         limit_s: float | None = None,
         batch_schemes: frozenset[str] = frozenset(),
+        reads_endpoints: bool = False,
         refusal: str = "",
         most_bytes: int | None = None,
         for_nodes: bool = False,
@@ -214,6 +216,7 @@ class Staging:
         self._silence_s = silence_s
         self._limit_s = limit_s
         self._batch_schemes = batch_schemes
+        self._schemes = STAGED | batch_schemes | ({"endpoint"} if reads_endpoints else set())
         self._refusal = refusal
         self._most_bytes = most_bytes
         self._for_nodes = for_nodes
@@ -255,8 +258,7 @@ class Staging:
 
     def read(self, payload: Bytes) -> tuple[FileList, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
-        schemes = STAGED | self._batch_schemes
-        return read_files(payload, schemes=schemes, refusal=self._refusal, most_bytes=self._most_bytes)
+        return read_files(payload, schemes=self._schemes, refusal=self._refusal, most_bytes=self._most_bytes)
 
     def refused(self, files: FileList) -> ErrorRecord | None:
         """Why the files of a task that came before are not staged any more; None if they are."""
@@ -603,6 +605,8 @@ class Staging:
         if transfer.failed_at is None:
             transfer.failed_at = now
         fetch_retry_s = 0.0 if has_no_room else _FETCH_RETRY_S
+        if record.code == outcomes.file_endpoint_offline.code:
+            fetch_retry_s = max(fetch_retry_s, self._silence_s)
         retry_s = _STORE_RETRY_S if transfer.use.mode == "w" else fetch_retry_s
         if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < transfer.failed_at + retry_s):
             self._retry(transfer, record.message, now + transfer.backoff.next_s())

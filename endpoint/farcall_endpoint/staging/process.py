@@ -50,6 +50,7 @@ from farcall_endpoint.staging.movers import (
     MoveError,
     Mover,
 )
+from farcall_endpoint.staging.movers.endpoint import SCHEME, EndpointMover, PieceRequests
 from farcall_endpoint.staging.orders import Order, Report, frame, frames_of
 from farcall_endpoint.staging.places import StagedDirectories
 from farcall_endpoint.staging.settings import TransferSettings
@@ -83,6 +84,7 @@ class Transfers:
         self._running = 0
         self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pieces = PieceRequests(report)
         self._waiting: dict[str, list[orders.Fetch | orders.Store]] = {}  # for a batch, by submitter
         self._batches: collections.Counter[str] = collections.Counter()  # on their way, by submitter
         self._cache_use_at = 0.0
@@ -105,6 +107,8 @@ class Transfers:
                 self._to_remove.put(lambda: self._remove(order))
             case orders.Tidy():
                 self._to_make.put(lambda: self._tidy(order))
+            case orders.Piece():
+                self._pieces.answered(order)
             case orders.Ping():
                 self._report(orders.Alive())
 
@@ -223,7 +227,7 @@ class Transfers:
         use, submitter = order.use, order.submitter
         if use.sha256 and (size_bytes := self._link(order, use.sha256)) is not None:
             return orders.Fetched(order.number, size_bytes, use.sha256, cached=True)
-        mover = self._access.mover(submitter, use.url, write=False)
+        mover = self._mover(order)
         is_again = False
         while True:
             found = mover.stat(use.url)
@@ -239,6 +243,12 @@ class Transfers:
                 is_again = True
                 continue
             return orders.Fetched(order.number, size_bytes, sha256, cached=False)
+
+    def _mover(self, order: orders.Fetch) -> Mover:
+        """What gets a file. Who may read a file of another endpoint is decided there."""
+        if order.use.url.startswith(f"{SCHEME}://"):
+            return EndpointMover(self._pieces, submitter=order.submitter, task_ids=order.task_ids)
+        return self._access.mover(order.submitter, order.use.url, write=False)
 
     def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:
         """Copy a file from its storage to the cache and to its tasks; its SHA-256 and its size."""

@@ -20,6 +20,7 @@ from farcall_forwarder.adapters.steps import StoreSteps
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.files import AnswerFile, AskFile, DeletePieces, SignPiece
 from farcall_forwarder.core.outbox import MAX_FLUSHES
 from farcall_forwarder.core.relay import ReadPiece, StoreBlob
 
@@ -40,6 +41,8 @@ _QUEUE_STEPS: Final = (
 )
 #: Steps with megabytes of data, in threads of their own so that no other step waits for them.
 _RELAY_STEPS: Final = (ReadPiece, StoreBlob, do.AnswerOutput)
+#: Steps for files of other endpoints: a round trip or more for each piece.
+_FILE_STEPS: Final = (AskFile, AnswerFile, SignPiece, DeletePieces)
 
 #: When a kind of step was refused for so many endpoints in a row, the endpoints are not the cause.
 _REFUSED_FOR_ALL: Final = 3
@@ -61,6 +64,7 @@ class StorePool:
             do.FlushResults: flushes,
             **dict.fromkeys(_QUEUE_STEPS, ThreadPoolExecutor(3, "queue")),
             **dict.fromkeys(_RELAY_STEPS, ThreadPoolExecutor(4, "relay")),
+            **dict.fromkeys(_FILE_STEPS, ThreadPoolExecutor(3, "files")),
         }
         #: One mark for each call that waits for its store, and one for Announce.
         self._failing: set[object] = set()

@@ -13,18 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.errors import ErrorRecord, FarcallError, Fault, Fenced, ProtocolError, QueueDataLost, Unavailable
+from farcall_common.limits import KIB
 from farcall_common.store.model import BlobRef, LeasedTask, OutputAnswer, SharedResults, TaskResult
 from farcall_common.store.ports import Blobs
+from farcall_common.store.rights import may_use_endpoint
 from farcall_common.store.settings import Stores
+from farcall_common.wire import FileReason
 from farcall_forwarder.adapters.batched_steps import BATCH_LIMITS, BatchedSteps, delivery_of, refused
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.files import AnswerFile, AskFile, DeletePieces, FileAsked, PieceSigned, SignPiece
 from farcall_forwarder.core.relay import BlobStored, PieceRead, ReadPiece, StoreBlob
 from farcall_forwarder.core.results import blob_key, check_blob
 
 #: User bytes in one message to another forwarder, except that a single result always fits.
 _SHARE_BYTES: Final = 1024 * 1024
+_DAY_S: Final = 86_400.0
 _NONE: Final[frozenset[str]] = frozenset()
 
 _logger = logging.getLogger(__name__)
@@ -37,6 +42,7 @@ class StoreSteps:
     """
 
     def __init__(self, stores: Stores, *, forwarder_id: str, clock: Callable[[], float]) -> None:
+        self._records = stores
         self._functions, self._tasks = stores.functions, stores.tasks
         self._queue = stores.queue
         self._blobs = stores.blobs
@@ -193,6 +199,53 @@ class StoreSteps:
     @_perform.register
     def _(self, step: StoreBlob) -> Event:
         return store_blob(self._blobs, step)
+
+    # -- files of other endpoints; these steps are not repeated: the agent tries again ---------------------------------
+
+    @_perform.register
+    def _(self, step: AskFile) -> Event:
+        try:
+            reason = self._file_refusal(step) or ("" if self._queue.ask_file(step.ask) else FileReason.OFFLINE)
+        except Unavailable as error:
+            _logger.warning("files of other endpoints cannot be requested: %s", error)
+            reason = FileReason.NO_ANSWER
+        return FileAsked(step.ask.request_id, reason)
+
+    def _file_refusal(self, step: AskFile) -> str:
+        """Why a submitter gets no file of an endpoint; empty if there is no reason."""
+        ask = step.ask
+        endpoint = self._records.endpoints.get_endpoint(ask.endpoint_id)
+        if endpoint is None or not may_use_endpoint(self._records, endpoint, ask.submitter, now=self._clock()):
+            return FileReason.NO_RIGHT
+        if not step.stored_bytes_per_day or not ask.max_bytes:
+            return ""
+        most = step.stored_bytes_per_day // KIB
+        # The bucket of the API, which counts the arguments of the same identity.
+        take = functools.partial(
+            self._queue.take_tokens, f"stored:{ask.submitter}", rate_per_s=most / _DAY_S, burst=most
+        )
+        if not take(1).tokens:
+            return FileReason.QUOTA
+        take(ask.max_bytes // KIB, in_debt=True)
+        return ""
+
+    @_perform.register
+    def _(self, step: AnswerFile) -> None:
+        try:
+            self._queue.answer_file(step.forwarder_id, step.answer)
+        except Unavailable as error:
+            _logger.warning("the answer about a file does not reach its forwarder: %s", error)
+
+    @_perform.register
+    def _(self, step: SignPiece) -> Event:
+        return PieceSigned(step.request_id, self._blobs.download_url(step.blob_key, ttl_s=step.url_ttl_s))
+
+    @_perform.register
+    def _(self, step: DeletePieces) -> None:
+        try:
+            self._blobs.delete(step.blob_keys)
+        except Exception as error:  # noqa: BLE001 - they are deleted after a day
+            _logger.warning("pieces of files cannot be deleted: %s", error)
 
     # -- result sharing between forwarders; these are hints, and not repeated while the queue is unavailable -----------
 

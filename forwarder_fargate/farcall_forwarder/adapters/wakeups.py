@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import OutputAsk, SharedResults
+from farcall_common.store.model import FileMessage, OutputAsk, SharedResults
 from farcall_common.store.ports import Queue
 
 _LISTEN_S: Final = 0.2
@@ -26,6 +26,7 @@ class WakeUpThread:
     :param on_work_available: called in this thread with the ids of endpoints.
     :param on_results: called in this thread with results that other forwarders have recorded.
     :param on_asks: called in this thread with requests for output of tasks.
+    :param on_file_messages: called in this thread with requests for files of endpoints, and with answers to them.
     :param on_pubsub_lost: called in this thread when messages may be missed, and again when the connection is back.
     :param on_error: called in this thread with an unexpected error, which ends the thread.
     """
@@ -38,6 +39,7 @@ class WakeUpThread:
         on_work_available: Callable[[Sequence[str]], None],
         on_results: Callable[[Sequence[SharedResults]], None],
         on_asks: Callable[[Sequence[OutputAsk]], None],
+        on_file_messages: Callable[[Sequence[FileMessage]], None],
         on_pubsub_lost: Callable[[], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -46,6 +48,7 @@ class WakeUpThread:
         self._on_woken = on_work_available
         self._on_results = on_results
         self._on_asks = on_asks
+        self._on_file_messages = on_file_messages
         self._on_pubsub_lost = on_pubsub_lost
         self._on_error = on_error
         self._stop = threading.Event()
@@ -77,6 +80,8 @@ class WakeUpThread:
                                 self._on_results(shared)
                             if asks := wake_ups.take_asks():
                                 self._on_asks(asks)
+                            if messages := wake_ups.take_file_messages():
+                                self._on_file_messages(messages)
                 except Unavailable as error:
                     _logger.warning("no wake-ups, sweeps replace them: %s", error)
                     self._on_pubsub_lost()

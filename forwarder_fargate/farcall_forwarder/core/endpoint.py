@@ -15,6 +15,7 @@ from farcall_common.report_limiter import ReportLimiter
 from farcall_common.store.model import EndpointStatus, FunctionBody, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core.actions import Action
+from farcall_forwarder.core.files import FilePulls, FileReads
 from farcall_forwarder.core.leases import LeaseTable, Stage
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.output import OutputRequests
@@ -71,6 +72,7 @@ class ForwarderContext:
     outbox: Outbox
     transitions: TransitionBuffer
     relay: Relay
+    file_pulls: FilePulls
     is_draining: bool = False
     delayed: set[str] = dataclasses.field(default_factory=set)
 
@@ -98,7 +100,9 @@ class Endpoint:
         self.knows_retries = hello.knows_retries
         self.knows_output = hello.knows_output
         self.knows_graphs = hello.knows_graphs
+        self.reads_files = hello.reads_files
         self.output = OutputRequests()
+        self.file_reads = FileReads()
         #: It runs signed functions only.
         self.signed_functions = hello.capabilities.signed_functions
         #: Technologies of environments that it runs; none at agents that do not know environments.
@@ -110,6 +114,7 @@ class Endpoint:
         self.outbox = context.outbox
         self.transitions = context.transitions
         self.relay = context.relay
+        self.file_pulls = context.file_pulls
 
         # Ownership
         self.fence = 0

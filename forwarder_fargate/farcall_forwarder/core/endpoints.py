@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FarcallError
-from farcall_common.store.model import OutputAsk
+from farcall_common.store.model import FileAsk, OutputAsk
+from farcall_common.wire import FileReason
 from farcall_forwarder.core import actions as do
-from farcall_forwarder.core import dispatch, maintenance, output, presence, reports, resume
+from farcall_forwarder.core import dispatch, files, maintenance, output, presence, reports, resume
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.admission import outdated, taken_over
@@ -73,7 +74,7 @@ class Endpoints:
         if former_is_alive and hello.spool_id != former.spool_id:
             raise EndpointInUse(f"another agent is connected as endpoint {former.endpoint_id}")
         former.session = None
-        actions = self._connections.close(old, now)
+        actions = [*former.file_reads.close(), *self._connections.close(old, now)]
         if former_is_alive and hello.instance_id != former.instance_id:
             actions += old.refuse(taken_over(former.endpoint_id).record, now)
         return actions
@@ -133,6 +134,15 @@ class Endpoints:
             else:
                 actions += endpoint.output.begin(ask, endpoint.send, now)
         return actions
+
+    def on_file_asked(self, ask: FileAsk, now: Instant) -> list[Action]:
+        """Ask an agent for a piece of a file."""
+        endpoint = self._endpoints.get(ask.endpoint_id)
+        if endpoint is None or endpoint.session is None or not endpoint.is_serving:
+            return [files.unread(ask, FileReason.OFFLINE)]
+        if not endpoint.reads_files:
+            return [files.unread(ask, FileReason.TOO_OLD)]
+        return endpoint.file_reads.begin(ask, endpoint.send, now, limit_s=self._context.policy.file_read_s)
 
     # -- answers of the stores -----------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ _MASKED: Final = frozenset(
         "stderr_tail",
         "reason",
         "reasons",
+        "path",
         "text",
         "sealed",
     }

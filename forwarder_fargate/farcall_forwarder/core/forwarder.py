@@ -18,7 +18,7 @@ from typing import Final
 
 from farcall_common import wire
 from farcall_common.errors import EndpointInUse, FarcallError, ProtocolError
-from farcall_common.store.model import ForwarderInfo
+from farcall_common.store.model import FileAsk, ForwarderInfo
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
@@ -28,6 +28,7 @@ from farcall_forwarder.core.connections import Connections, IdSource
 from farcall_forwarder.core.endpoint import ForwarderContext, FunctionCache
 from farcall_forwarder.core.endpoints import Endpoints
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.files import FileAsked, FileMessagesHeard, FilePulls, PieceSigned
 from farcall_forwarder.core.meter import Meter
 from farcall_forwarder.core.outbox import Outbox
 from farcall_forwarder.core.policy import Instant, Policy
@@ -107,6 +108,7 @@ class Forwarder:
             Outbox(),
             TransitionBuffer(),
             Relay(policy),
+            FilePulls(policy, forwarder_id=forwarder_id),
         )
         self._recorder = Recorder(policy, outbox=self._context.outbox, transitions=self._context.transitions)
         self._connections = Connections(
@@ -178,6 +180,8 @@ class Forwarder:
                 return self._endpoints.on_activity_found(endpoint_ids)
             case ev.OutputRequested(asks=asks):
                 return self._endpoints.on_output_requested(asks, now)
+            case FileMessagesHeard() | FileAsked() | PieceSigned():
+                return self._on_files(event, now)
             case ev.ResultsHeard(shared_results=groups):
                 return [action for group in groups for action in self._clients.publish(group.results, group, now)]
             case ev.PubSubLost():
@@ -207,6 +211,23 @@ class Forwarder:
                 return self._begin_drain(now)
             case _:
                 return self._endpoints.on_event(event, now)
+
+    def _on_files(self, event: FileMessagesHeard | FileAsked | PieceSigned, now: Instant) -> list[Action]:
+        """Handle what concerns files of other endpoints."""
+        pulls = self._context.file_pulls
+        match event:
+            case FileAsked():
+                return pulls.on_asked(event, now)
+            case PieceSigned():
+                return pulls.on_signed(event, now)
+            case FileMessagesHeard(messages=messages):
+                actions: list[Action] = []
+                for message in messages:
+                    if isinstance(message, FileAsk):
+                        actions += self._endpoints.on_file_asked(message, now)
+                    else:
+                        actions += pulls.on_answer(message, now)
+                return actions
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -259,7 +280,8 @@ class Forwarder:
     def _detach(self, session: PeerSession, now: Instant) -> list[Action]:
         """End the stream, the transfers and the endpoint's use of this session."""
         self._clients.detach(session, now)
-        return self._context.relay.close(session, now) + self._endpoints.detach(session, now)
+        ended = self._context.relay.close(session, now) + self._context.file_pulls.close(session)
+        return ended + self._endpoints.detach(session, now)
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -297,7 +319,8 @@ class Forwarder:
             # This process was stopped. Messages that peers sent meanwhile are unread, so their silence means nothing.
             self._connections.forgive_silence(now)
         self._tick_at = now.mono + policy.tick_s
-        actions = [*self._connections.tick(now), *self._context.relay.tick(now), *self._endpoints.tick(now)]
+        actions = [*self._connections.tick(now), *self._context.relay.tick(now), *self._context.file_pulls.tick(now)]
+        actions += self._endpoints.tick(now)
         if now.mono >= self._announce_at and not self.is_drained:
             actions.append(self._announce(now))
         actions += self._clients.tick(now)

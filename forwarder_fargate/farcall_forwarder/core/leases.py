@@ -36,8 +36,16 @@ class Lease:
     timings: dict[str, float]
     cancelled: bool = False
     payload_ref: BlobRef | None = None
+    #: Endpoints whose files the task reads, and these files.
+    sources: tuple[str, ...] = ()
+    source_files: tuple[str, ...] = ()
     #: How many the agent has reported.
     transitions: int = 0
+
+    @property
+    def payload_to_pull(self) -> BlobRef | None:
+        """The payload in the blob store that the agent may still need."""
+        return None if self.stage is Stage.RETURNED else self.payload_ref
 
     @classmethod
     def of_leased(cls, leased: LeasedTask, *, stage: Stage, expires_at: float) -> Lease:
@@ -56,6 +64,8 @@ class Lease:
             expires_at,
             timings,
             payload_ref=task.payload_ref,
+            sources=task.options.sources,
+            source_files=task.options.source_files,
         )
 
     @classmethod
@@ -71,6 +81,8 @@ class Lease:
             expires_at,
             dict(task.timings),
             payload_ref=task.payload_ref,
+            sources=task.options.sources,
+            source_files=task.options.source_files,
         )
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES, MAX_STREAM_GROUPS
+from farcall_common.limits import (
+    MAX_FILE_PIECE_BYTES,
+    MAX_INLINE_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MAX_RELAYED_FILE_BYTES,
+    MAX_STREAM_GROUPS,
+)
 from farcall_common.report_limiter import BURST, LEAST_S, SUSTAINED_S
 
 
@@ -75,6 +81,16 @@ class Policy:
     relay_piece_bytes: int = 1024 * 1024
     relay_timeout_s: float = 30.0
 
+    #: Files that endpoints read from others: the size of one, and bytes that an identity may store in a day, with its
+    #: arguments (0: any number).
+    max_relayed_file_bytes: int = MAX_RELAYED_FILE_BYTES
+    stored_bytes_per_day: int = 100 * 1024 * 1024 * 1024
+    #: How long the endpoint with the file may take for a piece, and the forwarder that asks waits for that.
+    file_read_s: float = 120.0
+    file_pull_s: float = 130.0
+    #: How long the URL of a piece is valid, and how long the piece is kept for an agent that does not take it.
+    file_piece_s: float = 900.0
+
     #: How long other forwarders remember that an owner's clients are connected here, and how often that is renewed.
     watch_ttl_s: float = 45.0
     watch_s: float = 15.0
@@ -99,6 +115,11 @@ class Policy:
     redirect_spread_s: float = 2.0
     #: Time after the end of its ticket until the session of a peer ends that does not follow its redirect.
     ticket_grace_s: float = 30.0
+
+    @property
+    def file_piece_bytes(self) -> int:
+        """Most bytes of a piece of a file: it is uploaded as a result is."""
+        return min(MAX_FILE_PIECE_BYTES, self.max_result_bytes)
 
     def heartbeat_s(self, requested_s: float) -> float:
         """The heartbeat of a peer that requests this one."""

@@ -20,7 +20,6 @@ from farcall_common.wire import BlobPiece, BlobPull, BlobPush, BlobRequest, Blob
 from farcall_forwarder.core import uploads
 from farcall_forwarder.core.actions import Action, StoreStep
 from farcall_forwarder.core.events import Event
-from farcall_forwarder.core.leases import Lease, Stage
 from farcall_forwarder.core.policy import Instant, Policy
 from farcall_forwarder.core.results import blob_key
 from farcall_forwarder.core.sessions import PeerSession
@@ -99,9 +98,9 @@ class Relay:
 
     # -- messages of agents --------------------------------------------------------------------------------------------
 
-    def pull(self, session: PeerSession, message: BlobPull, lease: Lease | None, now: Instant) -> list[Action]:
-        """Send a piece of the payload of a task that this endpoint leases."""
-        ref = lease.payload_ref if lease and lease.stage is not Stage.RETURNED else None
+    def pull(self, session: PeerSession, message: BlobPull, ref: BlobRef | None, now: Instant) -> list[Action]:
+        """Send a piece of a blob that is for this endpoint: the payload of a task that it leases, or a part of a file
+        that it has pulled."""
         if ref is None:
             return self._send(session, _piece(message, error=_not_leased(message)), now)
         transfer = self._transfers.get((session.session_id, message.task_id, BlobPull))
@@ -116,21 +115,22 @@ class Relay:
         return self._read_piece(transfer) if message.offset_bytes < ref.size_bytes else self._end(transfer, now)
 
     def push(
-        self, session: PeerSession, message: BlobPush, frames: Sequence[bytes], lease: Lease | None, now: Instant
+        self, session: PeerSession, message: BlobPush, frames: Sequence[bytes], owner_id: str | None, now: Instant
     ) -> list[Action]:
-        """Take a piece of the result of a task that this endpoint leases. A message without a piece requests room."""
+        """Take a piece of a blob that this endpoint may upload for ``owner_id``, such as the result of a task that it
+        leases. A message without a piece requests room."""
         former = self._transfers.get((session.session_id, message.task_id, BlobPush))
         if message.piece is not None:
             return self._take(former, session, message, frames[message.piece], now)
         error = (
             _not_leased(message)
-            if lease is None
+            if owner_id is None
             else uploads.refusal(_as_request(message), is_leased=True, policy=self._policy)
         )
         ended = self._end(former, now) if former else []
-        if error or lease is None:
+        if error or owner_id is None:
             return [*ended, *self._send(session, _taken(message, error=error), now)]
-        ref = BlobRef(blob_key(lease.owner_id, message.sha256), message.size_bytes, message.sha256)
+        ref = BlobRef(blob_key(owner_id, message.sha256), message.size_bytes, message.sha256)
         return [*ended, *self._begin(session, message, ref, message.size_bytes, now)]
 
     def close(self, session: PeerSession, now: Instant) -> list[Action]:

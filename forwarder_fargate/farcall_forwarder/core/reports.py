@@ -48,10 +48,19 @@ def _on_report(endpoint: Endpoint, message: wire.Message, frames: Sequence[bytes
         case wire.BlobRequest():
             return _grant_upload(endpoint, message, now)
         case wire.BlobPull() if endpoint.session:
-            return endpoint.relay.pull(endpoint.session, message, endpoint.leases.get(message.task_id), now)
-        case wire.BlobPush() if endpoint.session:
             lease = endpoint.leases.get(message.task_id)
-            return endpoint.relay.push(endpoint.session, message, frames, lease, now)
+            piece = endpoint.file_pulls.piece(endpoint.session, message.task_id)
+            ref = lease.payload_to_pull if lease else piece
+            return endpoint.relay.pull(endpoint.session, message, ref, now)
+        case wire.BlobPush() if endpoint.session:
+            owner_id = _owner_of(endpoint, message.task_id, message.size_bytes, now)
+            return endpoint.relay.push(endpoint.session, message, frames, owner_id, now)
+        case wire.FilePull() if endpoint.session:
+            return endpoint.file_pulls.pull(endpoint.session, message, endpoint.leases.get(message.task_id), now)
+        case wire.FilesTaken(request_ids=request_ids) if endpoint.session:
+            return endpoint.file_pulls.taken(endpoint.session, request_ids)
+        case wire.FileRead():
+            return endpoint.file_reads.answer(endpoint.endpoint_id, message, now)
         case wire.TaskOutput():
             return endpoint.output.answer(endpoint.endpoint_id, message, now)
         case wire.Heartbeat():
@@ -120,13 +129,18 @@ def _take_results(endpoint: Endpoint, specs: Sequence[wire.ResultSpec], frames: 
 
 def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -> list[Action]:
     """A result is too big to travel inline: grant an upload, or refuse it with the reason."""
-    lease = endpoint.leases.get(request.task_id)
-    error = uploads.refusal(request, is_leased=lease is not None, policy=endpoint.policy)
+    owner_id = _owner_of(endpoint, request.task_id, request.size_bytes, now)
+    error = uploads.refusal(request, is_leased=owner_id is not None, policy=endpoint.policy)
     if error:
         return endpoint.send(uploads.refused(request, error), now)
-    owner_id = lease.owner_id if lease else None
     ttl_s = endpoint.policy.upload_url_ttl_s
     return [uploads.order(request, endpoint.endpoint_id, endpoint.generation, owner_id=owner_id, ttl_s=ttl_s)]
+
+
+def _owner_of(endpoint: Endpoint, request_id: str, size_bytes: int, now: Instant) -> str | None:
+    """In whose name an agent may upload: that of a task's submitter, or a piece of a file that was requested of it."""
+    lease = endpoint.leases.get(request_id)
+    return lease.owner_id if lease else endpoint.file_reads.piece_owner(request_id, size_bytes, now)
 
 
 def on_upload_granted(endpoint: Endpoint, event: ev.UploadGranted, now: Instant) -> list[Action]:

@@ -143,6 +143,7 @@ def _serve(endpoint: Endpoint, forget: tuple[TaskRef, ...], now: Instant) -> lis
             heartbeat_s=session.wire.heartbeat_s,
             forget=forget,
             relay_piece_bytes=endpoint.policy.relay_piece_bytes,
+            file_piece_bytes=endpoint.policy.file_piece_bytes,
         )
         actions += endpoint.send(welcome, now)
     if not endpoint.is_welcomed or session is None:
@@ -157,15 +158,16 @@ def on_session_lost(endpoint: Endpoint, now: Instant) -> list[Action]:
     that may not run twice stay leased, too: they may have arrived."""
     endpoint.session = None
     endpoint.return_until = now.mono + endpoint.policy.return_s
+    unread = [*endpoint.file_reads.close()]
     if not endpoint.is_serving:
-        return []
+        return unread
     returned = [
         lease.task_id
         for lease in endpoint.leases.values()
         if lease.stage is Stage.PREPARING or (lease.stage is Stage.SENT and lease.idempotent)
     ]
     endpoint.leases.drop(returned)
-    return [*endpoint.requeue(returned), *record_presence(endpoint, now)]
+    return [*unread, *endpoint.requeue(returned), *record_presence(endpoint, now)]
 
 
 @dataclasses.dataclass(frozen=True)

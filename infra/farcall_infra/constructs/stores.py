@@ -22,6 +22,8 @@ from farcall_infra.profiles import DatabaseSize, QueueSize
 
 #: The programs with their own database role, ``farcall_<program>``.
 PROGRAMS: Final = ("api", "reconciler", "forwarder")
+#: Keys of pieces of files begin with it: ``PIECES`` of :mod:`farcall_common.store.model`.
+_PIECES: Final = "piece/"
 _MASTER = "farcall"
 _PASSWORD_LENGTH = 40
 _VERSIONS = {"16": rds.PostgresEngineVersion.VER_16, "17": rds.PostgresEngineVersion.VER_17}
@@ -266,7 +268,9 @@ class BlobStore(Construct):
                     id="expire",
                     expiration=cdk.Duration.days(blob_days),
                     abort_incomplete_multipart_upload_after=cdk.Duration.days(1),
-                )
+                ),
+                # The forwarder deletes pieces of files when they are read; this is for those that it could not.
+                s3.LifecycleRule(id="pieces", prefix=_PIECES, expiration=cdk.Duration.days(1)),
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
         )
@@ -282,13 +286,15 @@ class BlobStore(Construct):
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
     def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them."""
+        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them, but
+        those that are pieces of files."""
         for statement in (
             # Without the permission to list, S3 answers "forbidden" for a missing object.
             iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
             iam.PolicyStatement(
                 actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")]
             ),
+            iam.PolicyStatement(actions=["s3:DeleteObject"], resources=[self._bucket.arn_for_objects(f"{_PIECES}*")]),
         ):
             role.add_to_principal_policy(statement)
         stack = cdk.Stack.of(self)
@@ -297,6 +303,11 @@ class BlobStore(Construct):
             role,
             f"IAM5[Resource::{exported}/*]",
             "The names of blobs have their owner and hash, unknown in advance; the bucket holds nothing else.",
+        )
+        suppress(
+            role,
+            f"IAM5[Resource::{exported}/{_PIECES}*]",
+            "The names of pieces of files have the id of a session, unknown in advance; they live for a day.",
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, Union, g
 
 from pydantic import Base64Bytes, Field, create_model, model_validator
 
-from farcall_common.limits import MAX_OUTPUT_TASKS
+from farcall_common.limits import MAX_OUTPUT_TASKS, MAX_SOURCE_FILES, MAX_SOURCES
 from farcall_common.retries import MAX_NAME_CHARACTERS, MAX_NAMES, NAME_PATTERN
 from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
 from farcall_lambdas.models.containers import EnvironmentShape
@@ -55,6 +55,8 @@ _OWN_RULES: Final = frozenset(
         "max_attempts",
         "retry_on",
         "callees",
+        "sources",
+        "source_files",
         "container",
         "environment",
         "result_serializers",
@@ -107,7 +109,9 @@ class SubmitOptions(_PlainOptions):
     ``ranks_per_node``, ``num_ranks``, ``memory_bytes``, ``max_output_bytes`` and ``keep_output`` may be in
     ``resource_specification`` instead. ``callees`` are other functions that the tasks call on their endpoint: those of
     the stages of a graph, or those that they may call while they run. Each runs in ``container`` or ``environment``,
-    else in its own environment."""
+    else in its own environment. ``sources`` are other endpoints whose files the tasks read; the caller may use each of
+    them. ``source_files`` are these files, each as the first 32 hexadecimal digits of the SHA-256 of the endpoint's id
+    and the absolute path: the tasks' endpoint can read no others."""
 
     task_group_id: Id | None = None
     create_queue: bool | None = None
@@ -120,6 +124,13 @@ class SubmitOptions(_PlainOptions):
     container: Reference | None = None
     environment: EnvironmentShape | None = None
     callees: Annotated[list[FunctionReference], Field(fail_fast=True, max_length=MAX_CALLEES)] | None = None
+    sources: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_SOURCES)] | None = None
+    source_files: (
+        Annotated[
+            list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(fail_fast=True, max_length=MAX_SOURCE_FILES)
+        ]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -137,7 +148,9 @@ class SubmitOptions(_PlainOptions):
             raise ValueError("container and environment: a task has one environment")
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
         given["environment"] = environment
-        given |= {name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on")}
+        given |= {
+            name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on", "sources", "source_files")
+        }
         given["callees"] = tuple(map(Callee, self.callees or ()))
         return TaskOptions(**given).translated()
 

@@ -15,15 +15,13 @@ from typing import Final
 from farcall_common.errors import EndpointUnknown, Forbidden, FunctionUnknown
 from farcall_common.store.model import Endpoint, Function, ObjectKind, Right, Task, Withdrawal
 from farcall_common.store.ports import Records
+from farcall_common.store.rights import recorded_principals
 from farcall_lambdas.allowed_users import SOME_GROUPS
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.recent import Recent
 
 #: How long a recorded person is not recorded again, in seconds: other processes may have recorded a change.
 _RECORDED_S: Final = 60.0
-
-#: How long groups of a person who sends no requests are believed, in seconds.
-GROUPS_KEPT_S: Final = 30 * 86_400.0
 
 _OTHER_TOKEN: Final = "Use a token without this limit."  # noqa: S105 - a hint
 _VERBS: Final = {Right.SEE: "see", Right.USE: "use", Right.MANAGE: "manage"}
@@ -153,8 +151,7 @@ class Access:
 
     def recorded_principals(self, identity_id: str) -> frozenset[str]:
         """The principals of an identity that were last recorded; groups only for a time."""
-        since = dt.datetime.fromtimestamp(self._clock() - GROUPS_KEPT_S, dt.UTC)
-        return self._records.shares.get_principals(identity_id, groups_since=since)
+        return recorded_principals(self._records, identity_id, now=self._clock())
 
     def note_person(self, identity: Identity) -> None:
         """Record by which names and groups the caller is known: open tasks and tokens have the rights of these."""

@@ -109,6 +109,8 @@ class SubmitService(Service):
         given_ids = [task_id for of_function in ids.values() for task_id in of_function] if wanted.task_ids else []
         references = list(dict.fromkeys([*wanted.tasks, *(each.function_id for each in options.callees)]))
         endpoint, found, existing = self._access.submission(identity, endpoint_id, references, given_ids)
+        for source in options.sources:
+            self._access.endpoint(identity, source)
         functions = {reference: found[reference] for reference in wanted.tasks}
         _check_allowed(endpoint, found)
         _check_agent(endpoint, options)
@@ -270,6 +272,8 @@ class SubmitService(Service):
         about["functions"] = list(named)[:_FUNCTIONS_AUDITED]
         if callees:
             about["callees"] = list(dict.fromkeys(each.reference for each in callees))[:_FUNCTIONS_AUDITED]
+        if sources := first.options.sources:
+            about["sources"] = list(sources)
         return self._entry(identity, "tasks.submit", endpoint.endpoint_id, owner_id=owner_id, **about)
 
     def _queue(self, endpoint_id: str, tasks: Sequence[Task]) -> None:

@@ -14,7 +14,8 @@ from typing import Final
 from aws_lambda_powertools import Logger
 
 from farcall_common.errors import RightWithdrawn, Unavailable
-from farcall_common.store.model import Endpoint, Function, Right, Task, Withdrawal
+from farcall_common.store.model import Endpoint, Function, Task, Withdrawal
+from farcall_common.store.rights import may_use
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.services.base import Context, Service
@@ -138,11 +139,7 @@ class WithdrawalService(Service):
             after = page[-1].task_id
 
     def _may_use(self, object_id: str, owner_id: str, identity_id: str) -> bool:
-        """Whether an identity has a right to an object: by a share, or because it is linked with its owner."""
-        principals = self._access.recorded_principals(identity_id)
-        if f"identity {owner_id}" in principals:
-            return True
-        return self._stores.shares.find_rights([object_id], principals).get(object_id, 0) >= Right.USE
+        return may_use(self._stores, object_id, owner_id, identity_id, now=self._clock())
 
 
 def _refused_by_endpoint(

@@ -46,6 +46,8 @@ class FakeCloud(ScriptedRouter):
     Set ``recording = False`` to acknowledge no results, ``refusal`` to an error record to refuse the
     next Hellos, ``admit_keys = False`` to know no new key. ``results`` are all that came, repeats included.
     ``submitter`` is the identity that tasks are submitted by, unless their options name another one.
+    ``answer_pull`` answers requests for files of other endpoints, if ``file_piece_bytes`` says that there are any; what
+    the agent answered to :meth:`want_file` is in ``file_reads``.
     """
 
     def __init__(self, *, heartbeat_s: float = 5.0) -> None:
@@ -62,6 +64,11 @@ class FakeCloud(ScriptedRouter):
         self.serializer = Serializer()
         self.submitter = wire.new_id()
         self.forget: tuple[wire.TaskRef, ...] = ()
+        self.file_piece_bytes = 0
+        self.answer_pull: Callable[[wire.FilePull], wire.FilePiece | None] = lambda _: None
+        self.pulls: list[wire.FilePull] = []
+        self.files_taken: list[str] = []
+        self.file_reads: list[wire.FileRead] = []
         self._ended: dict[str, Ended] = {}
         self._tasks: dict[str, _Task] = {}
         self._waiting: collections.deque[str] = collections.deque()
@@ -127,6 +134,25 @@ class FakeCloud(ScriptedRouter):
     def cancel(self, *task_ids: str) -> None:
         """Order the endpoint to stop tasks."""
         self._call(lambda: self._send(wire.CancelTasks(task_ids=task_ids)))
+
+    def want_file(self, path: str, *, submitter: str, offset_bytes: int = 0, max_bytes: int = 0) -> wire.FileRead:
+        """What the endpoint answers to a request for a piece of a file."""
+        wanted = wire.FileWanted(
+            request_id=wire.new_id(),
+            submitter=submitter,
+            path=path,
+            offset_bytes=offset_bytes,
+            max_bytes=max_bytes,
+        )
+        self._call(lambda: self._send(wanted))
+
+        def found() -> wire.FileRead | None:
+            return next((each for each in self.file_reads if each.request_id == wanted.request_id), None)
+
+        self.wait_for(lambda: found() is not None)
+        read = found()
+        assert read is not None
+        return read
 
     def wait_connected(self, *, timeout_s: float = WAIT_S) -> None:
         """Wait for an open session."""
@@ -210,6 +236,14 @@ class FakeCloud(ScriptedRouter):
                 self._take_results(specs, envelope.frames)
             case wire.BlobRequest() as request:
                 self._grant(request)
+            case wire.FilePull():
+                self.pulls.append(message)
+                if (piece := self.answer_pull(message)) is not None:
+                    self._send(piece)
+            case wire.FilesTaken(request_ids=request_ids):
+                self.files_taken.extend(request_ids)
+            case wire.FileRead():
+                self.file_reads.append(message)
             case wire.Heartbeat(report=report):
                 if report is not None:
                     self.reports.append(report)
@@ -233,6 +267,7 @@ class FakeCloud(ScriptedRouter):
                 protocol_version=1,
                 heartbeat_s=self.heartbeat_s,
                 forget=self.forget,
+                file_piece_bytes=self.file_piece_bytes,
             )
         )
         held = {task.task_id for task in hello.held}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from farcall_common.errors import BlobUnknown, InvalidRequest
 from farcall_common.store.model import BlobRef
@@ -54,6 +54,11 @@ class FakeBlobs(Reach):
         with self._call():
             self._blobs[blob_key] = data
             return BlobRef(blob_key, len(data), hashlib.sha256(data).hexdigest())
+
+    def delete(self, blob_keys: Sequence[str]) -> None:
+        with self._call():
+            for blob_key in blob_keys:
+                self._blobs.pop(blob_key, None)
 
     def put(self, url: str, data: bytes) -> None:
         """What an uploader does with an upload URL. Raises InvalidRequest for other bytes than were granted."""

@@ -7,7 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from farcall_common.errors import Unavailable
-from farcall_common.store.model import ForwarderInfo, OutputAnswer, OutputAsk, PeerKey, SharedResults
+from farcall_common.store.model import (
+    FileAnswer,
+    FileAsk,
+    FileMessage,
+    ForwarderInfo,
+    OutputAnswer,
+    OutputAsk,
+    PeerKey,
+    SharedResults,
+)
 from tests.support.stores.reach import Reach
 
 
@@ -126,6 +135,20 @@ class FakeRegistry(Reach):
         answers, until = self._outputs.get(request_id, ([], 0.0))
         return answers if until > self._clock() else []
 
+    # files of other endpoints
+
+    def ask_file(self, ask: FileAsk) -> bool:
+        with self._call():
+            listeners = self._listeners.get(self._owner_of(ask.endpoint_id) or "", [])
+            for listener in listeners:
+                listener.hear_file_message(ask)
+            return bool(listeners)
+
+    def answer_file(self, forwarder_id: str, answer: FileAnswer) -> None:
+        with self._call():
+            for listener in self._listeners.get(forwarder_id, []):
+                listener.hear_file_message(answer)
+
     def unlisten(self, forwarder_id: str, listener: FakeWakeUps) -> None:
         """Forget a subscription; :meth:`WakeUps.close` calls it."""
         with self._lock:
@@ -141,6 +164,7 @@ class FakeWakeUps:
         self._heard: dict[str, None] = {}
         self._shared: list[SharedResults] = []
         self._asks: list[OutputAsk] = []
+        self._file_messages: list[FileMessage] = []
         self._changed = threading.Condition()
 
     def hear(self, endpoint_id: str) -> None:
@@ -158,6 +182,16 @@ class FakeWakeUps:
             self._asks.append(ask)
             self._changed.notify_all()
 
+    def hear_file_message(self, message: FileMessage) -> None:
+        with self._changed:
+            self._file_messages.append(message)
+            self._changed.notify_all()
+
+    def take_file_messages(self) -> Sequence[FileMessage]:
+        with self._changed:
+            messages, self._file_messages = self._file_messages, []
+            return messages
+
     def take_asks(self) -> Sequence[OutputAsk]:
         with self._changed:
             asks, self._asks = self._asks, []
@@ -172,7 +206,9 @@ class FakeWakeUps:
         if not self._queue.reachable:
             raise Unavailable("FakeQueue was cut off")
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._heard or self._shared or self._asks), timeout_s)
+            self._changed.wait_for(
+                lambda: bool(self._heard or self._shared or self._asks or self._file_messages), timeout_s
+            )
             heard = list(self._heard)
             self._heard.clear()
             return heard
