@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import api, memoization, sdk, serialization, start, warm_routing
-from benchmarks.data import communication, files, objects
+from benchmarks.data import communication, files, nodes, objects
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
@@ -34,6 +34,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "forwarder": figure_table,
     "graphs": graphs.as_tables,
     "files": files.as_table,
+    "nodes": nodes.as_table,
     "communication": communication.as_table,
     "objects": objects.as_table,
     "taps": taps.as_tables,

@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.report import RESULTS, new_report, save
 
-SUBJECTS: Final = ("files", "objects", "communication")
+SUBJECTS: Final = ("files", "nodes", "objects", "communication")
 
 
 def main() -> None:

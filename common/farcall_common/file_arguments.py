@@ -47,6 +47,12 @@ Described = tuple[str, Mode | None, int | None, str | None]
 """A file as it is written: URL, mode, size in bytes, SHA-256; the last three may be None."""
 
 
+class NodePath(str):
+    """A path that exists on this node only."""
+
+    __slots__ = ()
+
+
 class File(os.PathLike[str]):
     """A file in storage that a task reads or writes.
 
@@ -165,6 +171,8 @@ class File(os.PathLike[str]):
             url = _with_endpoint_id(url)
             found[url, self.mode, self.size_bytes, self.sha256] = None
         mode, path = self._mode, None if found is not None else self._path
+        if _here.calling and isinstance(path, NodePath):
+            path = None
         if returning is not None and path is not None:
             mode, path = None, path if returning == "path" else None
         return _restored, (url, mode, self.size_bytes, self.sha256, path)
@@ -268,13 +276,14 @@ _in_use = False
 
 class _Here(threading.local):
     """What this thread writes or reads. ``endpoint_id``: the id of an endpoint by its name, for files that are written.
-    ``target``: the endpoint that will read what is written, if it is known.
-    ``place``: gives a file that is read from arguments its path. ``returning``:
-    what is written of a file in a value that a task has returned."""
+    ``target``: the endpoint that will read what is written, if it is known. ``calling``: whether what is written are
+    arguments of a call, which may run on another node. ``place``: gives a file that is read from arguments its path.
+    ``returning``: what is written of a file in a value that a task has returned."""
 
     found: dict[Described, None] | None = None
     endpoint_id: Callable[[str], str] | None = None
     target: str = ""
+    calling: bool = False
     place: Callable[[File], str] | None = None
     returning: Literal["path", "url"] | None = None
 
@@ -364,6 +373,17 @@ def placed(place: Callable[[File], str]) -> Iterator[None]:
         yield
     finally:
         _here.place = former
+
+
+@contextlib.contextmanager
+def calling() -> Iterator[None]:
+    """Files that this thread writes meanwhile are arguments of a call by the running task, which may run on another
+    node: there they get the path of the endpoint's copy."""
+    former, _here.calling = _here.calling, True
+    try:
+        yield
+    finally:
+        _here.calling = former
 
 
 @contextlib.contextmanager

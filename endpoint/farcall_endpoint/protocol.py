@@ -94,15 +94,34 @@ class TaskOrder(_Part, frozen=True):
     files_dir: str = ""
 
 
+class FileContent(_Part, frozen=True):
+    """The content of a file, of which nodes keep copies, for each submitter apart (empty: the endpoint's owner)."""
+
+    submitter: str
+    sha256: str
+    size_bytes: int
+
+
+class NodeFile(_Part, frozen=True):
+    """A file that a task reads from its node's copy: its ``place`` in the directory of the task's files, behind ``r/``
+    (see :func:`farcall_common.file_arguments.place_of`)."""
+
+    place: str
+    sha256: str
+    size_bytes: int
+
+
 class RunTasks(_Message, frozen=True):
     """Run these, in order. ``functions`` are the bodies (hash, body) that this manager has not seen; before them it
     forgets all others when ``forget`` is set, so that neither side grows for ever. ``limits``: of the endpoint, for the
-    options that calls of these tasks have of their own, as stages of a graph or while a task runs; always the same."""
+    options that calls of these tasks have of their own, as stages of a graph or while a task runs; always the same.
+    ``files``: by task, those that it reads from copies of the node."""
 
     tasks: tuple[TaskOrder, ...]
     functions: tuple[tuple[str, Body], ...] = ()
     forget: bool = False
     limits: Limits | None = None
+    files: dict[str, tuple[NodeFile, ...]] = {}
 
 
 class CancelTasks(_Message, frozen=True):
@@ -281,6 +300,26 @@ class ValkeyAnswered(_Message, frozen=True):
     error: dict[str, Any] | None = None
 
 
+class FilesKey(_Message, frozen=True):
+    """The key by which managers of this agent know one another when they copy files."""
+
+    key: bytes
+
+
+class FileCopy(_Part, frozen=True):
+    """Where a manager gets a copy: from another manager's address (``host:port``); empty: from the directory of a task
+    that waits for it, where the endpoint's copy is; None: from nowhere."""
+
+    content: FileContent
+    source: str | None
+
+
+class CopyFiles(_Message, frozen=True):
+    """Get these copies, for which the manager has asked. Each is answered in a FilesReported."""
+
+    copies: tuple[FileCopy, ...]
+
+
 FromAgent = (
     RunTasks
     | CancelTasks
@@ -295,6 +334,8 @@ FromAgent = (
     | CallNews
     | ManagerGone
     | ValkeyAnswered
+    | FilesKey
+    | CopyFiles
 )
 
 # -- manager to agent --------------------------------------------------------------------------------------------------
@@ -313,7 +354,8 @@ class Registered(_Message, frozen=True):
     ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this
     node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks. ``environments``:
     the technologies that work on the node, and why others that were asked for do not. ``image``: where the node is
-    itself a container (a Kubernetes pod), the key of the only environment that it serves."""
+    itself a container (a Kubernetes pod), the key of the only environment that it serves. ``files_address``: where
+    other managers get copies of files (``host:port``); empty if the node keeps none."""
 
     manager_id: str
     software: str
@@ -327,6 +369,7 @@ class Registered(_Message, frozen=True):
     refusal: str = ""
     environments: dict[str, str] = {}
     image: str = ""
+    files_address: str = ""
 
 
 class EnvironmentStatus(_Part, frozen=True):
@@ -455,6 +498,33 @@ class ValkeyRequested(_Message, frozen=True):
     submitter: str
 
 
+class WaitingForFiles(_Part, frozen=True):
+    """A task that waits for copies of so many ``contents`` with ``total_bytes``. ``left`` of them, with ``left_bytes``,
+    are not there yet."""
+
+    task_id: str
+    contents: int
+    total_bytes: int
+    left: int
+    left_bytes: int
+
+
+class FilesReported(_Message, frozen=True):
+    """What has changed among the copies of a node.
+
+    ``wanted``: tasks wait for these, each is answered in a CopyFiles. ``dropped``: they do not any more. ``have``: they
+    are there now. ``failed``: they could not be had from the source that the agent named, and whether that could be
+    reached. ``gone``: they were removed to make room. ``waiting``: tasks that wait for copies, some at most.
+    """
+
+    wanted: tuple[FileContent, ...] = ()
+    dropped: tuple[FileContent, ...] = ()
+    have: tuple[FileContent, ...] = ()
+    failed: tuple[tuple[FileContent, bool], ...] = ()
+    gone: tuple[FileContent, ...] = ()
+    waiting: tuple[WaitingForFiles, ...] = ()
+
+
 class Leaving(_Message, frozen=True):
     """Last message of a manager: all of its workers have ended. Unfinished tasks return to the agent.
     ``failed``: it could not start workers, so no task has been started."""
@@ -463,7 +533,17 @@ class Leaving(_Message, frozen=True):
     failed: bool = False
 
 
-FromManager = Registered | Progress | OutputRead | CallsTaken | CallNews | CallsDropped | ValkeyRequested | Leaving
+FromManager = (
+    Registered
+    | Progress
+    | OutputRead
+    | CallsTaken
+    | CallNews
+    | CallsDropped
+    | ValkeyRequested
+    | FilesReported
+    | Leaving
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _from_agent: Final[msgspec.msgpack.Decoder[FromAgent]] = msgspec.msgpack.Decoder(FromAgent)

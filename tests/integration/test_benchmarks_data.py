@@ -24,6 +24,15 @@ def test_a_quick_round_of_files_prints_all_figures() -> None:
     assert len([line for line in done.stdout.splitlines() if line.startswith(("| one", "| the", "| tasks"))]) == 7
 
 
+def test_a_quick_round_of_nodes_reads_source_and_endpoint_once() -> None:
+    command = [sys.executable, "-m", "benchmarks.data", "nodes", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.strip("| ").split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("| "))
+    names = ("reads of the source", "reads of the endpoint's copy", "copies from node to node")
+    assert [rows[name] for name in names] == ["1", "1", "7"]
+
+
 def test_a_quick_round_of_communication_prints_all_figures() -> None:
     command = [sys.executable, "-m", "benchmarks.data", "communication", "--quick"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

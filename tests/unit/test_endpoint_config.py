@@ -394,6 +394,9 @@ def test_files_are_copied_unless_the_owner_or_the_provider_forbids_it() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("files: {node_cache: 10, node_dir: scratch}", "'scratch' is no absolute path"),
+        ("files: {node_dir: /scratch}", "nodes keep no copies"),
+        ("files: {node_cache: -1}", "files.node_cache"),
         ("files: {storages: [{url: lab}]}", "files.storages[0]: 'lab' is not the beginning of a URL"),
         ("files: {storages: [{url: 's3:///raw'}]}", "is not the beginning of a URL"),
         ("files: {storages: [{url: 's3://lab/*'}]}", "has *, ? or #"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.file_arguments import place_of
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.staging import MAX_FILES_SHOWN
 from farcall_endpoint import outcomes
@@ -96,6 +97,19 @@ def test_a_task_gets_a_directory_then_its_files_and_is_ready_when_all_are_there(
     driver.fetched(second)
     assert driver.ready() == ["t"]
     assert len(driver.plan) == 0
+
+
+def test_where_nodes_keep_copies_a_task_has_the_contents_of_all_that_it_reads() -> None:
+    driver = Driver(for_nodes=True)
+    uses = [FileUse(f"s3://lab/raw/{number}") for number in range(MAX_FILES_SHOWN + 50)]
+    driver.stage_in("t", *uses, OUT)
+    while fetches := driver.fetches():
+        for each in fetches:
+            driver.fetched(each)
+    [moved] = driver.outcomes()
+    assert [(each.sha256, each.size_bytes) for each in moved.contents] == [("ab" * 32, 3)] * len(uses)
+    places = {f"files/r/{each.place}" for each in moved.contents}
+    assert places == {place_of("files", each.url, "r") for each in uses}
 
 
 def test_a_task_that_only_writes_is_ready_with_its_directory() -> None:

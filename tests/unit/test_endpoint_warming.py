@@ -36,13 +36,14 @@ from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import EnvironmentStatus, Finished, PrewarmRequest, Progress
+from farcall_endpoint.protocol import EnvironmentStatus, FileContent, Finished, PrewarmRequest, Progress
 from tests.support.agent import CoreDriver, Turn
 
 SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")
 ML = Environment(type="apptainer", location="/images/ml.sif", name="ml")
 OWN = ""
 WORKS = {"apptainer": ""}
+CONTENTS = [FileContent("", f"{number:064}", 10**number) for number in range(4)]
 HASH = "f" * 64
 
 
@@ -229,6 +230,7 @@ loads_of = st.builds(
     depth=st.integers(0, 4),
     run_s=st.none() | st.floats(0, 1000),
     policy=st.sampled_from(sorted(POLICIES)),
+    files=st.none() | st.randoms(use_true_random=False),
 )
 def test_each_task_is_placed_once_where_it_can_run_and_the_loads_are_right(
     managers: list[tuple[int, dict[str, EnvironmentLoad], dict[str, str], str, Lifetime | None]],
@@ -238,6 +240,7 @@ def test_each_task_is_placed_once_where_it_can_run_and_the_loads_are_right(
     depth: int,
     run_s: float | None,
     policy: str,
+    files: random.Random | None,
 ) -> None:
     loads = [
         ManagerLoad(f"m{number}", slots, slots - sum(each.sent for each in here.values()), lifetime, kinds, image, here)
@@ -250,6 +253,11 @@ def test_each_task_is_placed_once_where_it_can_run_and_the_loads_are_right(
         for task in tasks_of(environment, count, walltime_s=walltime_s, idempotent=idempotent)
     ]
     random.Random(0).shuffle(waiting)
+    if files is not None:
+        for each in waiting:
+            each.contents = files.sample(CONTENTS, files.randrange(3))
+        for node in loads:
+            node.add_contents(files.sample(CONTENTS, files.randrange(3)))
     placed = load_policy(policy, random.Random(0)).place(
         iter(waiting), loads, depth=depth, now=0.0, environments=demands(waiting, loads, depth=depth, run_s=run_s)
     )

@@ -15,6 +15,8 @@ from farcall_common.errors import ConfigurationError, DeserializationError, Inva
 from farcall_common.file_arguments import (
     PREFIX,
     File,
+    NodePath,
+    calling,
     collecting,
     has_files,
     local_name,
@@ -103,6 +105,17 @@ def test_file_has_a_path_only_in_its_task() -> None:
     assert (str(restored.path), restored.name, restored.mode) == ("/staged/r/scan7.h5", "scan7.h5", "r")
     again = pickle.loads(pickle.dumps(restored))  # in a process that the task has started
     assert again == restored != scan
+
+
+def test_path_of_a_node_is_not_passed_on_to_calls_which_may_run_on_another_one() -> None:
+    with placed(lambda file: NodePath(f"/node/{file.name}") if file.mode == "r" else f"/staged/w/{file.name}"):
+        scan, mask = pickle.loads(pickle.dumps([File("s3://lab/scan.h5"), File("s3://lab/mask.h5", "w")]))
+    assert str(pickle.loads(pickle.dumps(scan)).path) == "/node/scan.h5"  # in a process that the task has started
+    with calling():
+        passed = pickle.dumps([scan, mask])
+    with placed(lambda file: f"/staged/{file.mode}/{file.name}"):
+        there = pickle.loads(passed)
+    assert [(str(each.path), each.mode) for each in there] == [("/staged/r/scan.h5", "r"), ("/staged/w/mask.h5", "w")]
 
 
 @pytest.mark.parametrize(("paths", "path"), [(True, "/staged/w/mask.h5"), (False, None)])

@@ -12,6 +12,7 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
 from farcall_common.wire import BlobGrant, FunctionSpec, TaskTransition
+from farcall_endpoint.agent.replicas import CopyOrder
 from farcall_endpoint.agent.tasks import Kept, Task
 from farcall_endpoint.protocol import CallNews, ManagerGone, RefuseCalls, RunCalls, TakeCalls
 from farcall_endpoint.protocol import CancelTasks as CancelCalls
@@ -90,6 +91,13 @@ class PassOn(Action, frozen=True):
     manager_id: str
     message: CallMessage
     bodies: UserBytes
+
+
+class CopyFiles(Action, frozen=True):
+    """Let a manager copy files from other managers, or from the endpoint's directory. It reports in FilesReported."""
+
+    manager_id: str
+    copies: Sequence[CopyOrder]
 
 
 # -- to the transfer process -------------------------------------------------------------------------------------------

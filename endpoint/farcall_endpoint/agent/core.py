@@ -7,6 +7,7 @@ them. Instants are epoch seconds.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,7 @@ from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.held_tasks import HeldTasks
 from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
+from farcall_endpoint.agent.node_copies import NodeCopies, contents_of
 from farcall_endpoint.agent.prewarm import Prewarming
 from farcall_endpoint.agent.reports import CreditWindow
 from farcall_endpoint.agent.retries import may_retry
@@ -45,7 +47,7 @@ from farcall_endpoint.agent.tasks import OpenedCall, ResultFactory, Stage, Task,
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Finished
 from farcall_endpoint.shared_memory import Bytes
-from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.staging.plan import MOST_ROWS, Staging
 
 if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
@@ -135,6 +137,8 @@ class AgentCore:
         self._default_environment = default_environment
         self._managers = Managers("" if default_environment is None else default_environment.key)
         self._elsewhere = CallsElsewhere(self._managers)
+        self._copies = NodeCopies(self._managers)
+        self._owner_id = ""  # empty if not known
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
@@ -162,6 +166,8 @@ class AgentCore:
         retry_at = self._space.retry_at
         if self._elsewhere.messages:
             self._pass_on()
+        if self._copies.has_orders:
+            self._held.turn.passed += self._copies.take_orders()
         if retry_at is not None and now < retry_at:
             return self._held.turn.cancel_actions()
         return self._finish_turn(now)
@@ -258,7 +264,8 @@ class AgentCore:
 
     def staging(self) -> list[dict[str, Any]]:
         """The tasks whose files move, the oldest first, some at most."""
-        return self._staging.report() if len(self._staging) else []
+        staging = self._staging.report() if len(self._staging) else []
+        return [*staging, *itertools.islice(self._copies.rows(self._held.by_id), MOST_ROWS - len(staging))]
 
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
@@ -301,6 +308,8 @@ class AgentCore:
                 self._on_write_failed(reason, now)
             case ev.CancelRequested(task_ids=task_ids):
                 self._held.cancel(task_ids)
+            case ev.CopiesReported():
+                self._copies.reported(event.manager_id, event.report, now)
             case ev.CallsHandedOver():
                 self._elsewhere.taken(event.manager_id, event.taken, event.bodies)
             case ev.CallsHeard():
@@ -308,6 +317,8 @@ class AgentCore:
                 self._prefetch.observe_all(run_times(event.news))
             case ev.CallsNotNeeded():
                 self._elsewhere.dropped(event.manager_id, event.task_ids)
+            case ev.OwnerKnown(owner_id=owner_id):
+                self._owner_id = owner_id
             case ev.BlobGranted(grant=grant):
                 self._held.upload_granted(grant, now)
             case ev.PayloadFetched():
@@ -334,6 +345,7 @@ class AgentCore:
                     types=event.types if self._image_check is None else in_pods(event.types),
                     image=event.image,
                 )
+                self._copies.joined(event.manager_id)
                 self._on_managers_changed()
             case ev.ManagersDraining(manager_ids=manager_ids):
                 self._managers.drain(manager_ids)
@@ -407,6 +419,10 @@ class AgentCore:
                 continue
             if each.direction == IN:
                 if each.error is None:
+                    if each.contents and not task.spec.options.callees:  # their calls may run on other nodes
+                        submitter = "" if task.spec.submitter == self._owner_id else task.spec.submitter
+                        task.node_files = each.contents
+                        task.contents = contents_of(each.contents, submitter=submitter)
                     held.staged(task, each.rows, no_nodes=self._admission.no_nodes)
                 else:
                     held.fail(task, each.error)
@@ -586,6 +602,7 @@ class AgentCore:
 
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
+        self._copies.lost(event.manager_id)
         self._on_managers_changed()
         if manager is not None:
             suspects = 0 if event.expected or event.unstarted else manager.slots

@@ -18,6 +18,7 @@ from farcall_endpoint.protocol import (
     CallsTaken,
     Died,
     EnvironmentStatus,
+    FilesReported,
     GraphProgress,
     PrewarmRequest,
     Progress,
@@ -87,6 +88,12 @@ class BlobGranted(Event, frozen=True):
     """Answer to a request to upload a result."""
 
     grant: BlobGrant
+
+
+class OwnerKnown(Event, frozen=True):
+    """The API has named the endpoint's owner, as submitter of tasks."""
+
+    owner_id: str
 
 
 # -- from the blob store -----------------------------------------------------------------------------------------------
@@ -177,6 +184,13 @@ class ManagerLost(Event, frozen=True):
     reason: str
     expected: bool = False
     unstarted: bool = False
+
+
+class CopiesReported(Event, frozen=True):
+    """A manager reports what has changed among its copies of files."""
+
+    manager_id: str
+    report: FilesReported
 
 
 class CallsHandedOver(Event, frozen=True):
@@ -299,6 +313,8 @@ def for_log(event: Event) -> tuple[Event, int]:
         case Restored(tasks=restored):
             copies = [_copy(task) for task in restored]
             return msgspec.structs.replace(event, tasks=copies), len(restored)
+        case CopiesReported(report=report):
+            return event, sum(map(len, (report.wanted, report.dropped, report.have, report.failed, report.gone)))
         case TransfersReported(reports=reports):
             return TransfersReported([_without_url(each) for each in reports]), 0
         case ResultsRecorded(tasks=refs) | SessionOpened(forget=refs):

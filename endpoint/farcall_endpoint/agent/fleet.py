@@ -17,6 +17,7 @@ from farcall_endpoint.agent.actions import PassOn
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.demand import Demand
 from farcall_endpoint.agent.links import Gap, Links, Malformed, Network
+from farcall_endpoint.agent.replicas import CopyOrder
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
@@ -28,6 +29,8 @@ _logger = logging.getLogger(__name__)
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 _MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
+_NODE_FILE_BYTES: Final = 400
+"""What a file of a task takes in a message, at most."""
 _RESULTS_MEMORY_BYTES: Final = 256 * 10**6
 _LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
@@ -36,6 +39,8 @@ _LAST_MESSAGES_S: Final = 0.01
 """The last messages of a manager are read first; its end is detected a moment later."""
 _NOT_STAGED: Final = "/"
 """The directory of files that the agent has not copied; those of the endpoint (``file://``) are where they are."""
+_NOWHERE: Final = "127.0.0.1:0"
+"""In place of the address of a manager that has ended: nothing can be reached there."""
 _QUIET_S: Final = 3.0
 """A manager on another machine that is silent for so long after its block has ended has ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
@@ -53,6 +58,7 @@ Reported = (
     | protocol.CallNews
     | protocol.CallsDropped
     | protocol.ValkeyRequested
+    | protocol.FilesReported
 )
 """What a manager tells the agent."""
 
@@ -107,6 +113,7 @@ class Fleet:
     :param demand: returns what the blocks should be enough for.
     :param image_of: returns the image of an environment, by its key, where blocks have images.
     :param files_dir: returns the directory of a task's files, by its id and its submitter, empty for the owner.
+    :param files_key: by which managers know one another when they copy files.
     """
 
     def __init__(
@@ -131,6 +138,7 @@ class Fleet:
         results_memory_bytes: int = _RESULTS_MEMORY_BYTES,
         batching: bool = True,
         files_dir: Callable[[str, str], str] = lambda _task_id, _submitter: _NOT_STAGED,
+        files_key: bytes = b"",
     ) -> None:
         self._links = Links(context, address=address, poller=poller, network=network)
         self._poller = poller
@@ -152,6 +160,7 @@ class Fleet:
         self._results_memory_bytes = results_memory_bytes
         self._batching = batching
         self._files_dir = files_dir
+        self._files_key = files_key
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
         self._tick_at = 0.0
         self._look_at = 0.0
@@ -459,6 +468,7 @@ class Fleet:
         bodies: list[Frame] = []
         functions: list[tuple[str, int]] = []
         orders: list[protocol.TaskOrder] = []
+        files: dict[str, tuple[protocol.NodeFile, ...]] = {}
         for task in tasks:
             spec, options = task.spec, task.spec.options
             if spec.function_hash not in manager.functions:
@@ -485,8 +495,10 @@ class Fleet:
                     "" if task.files is None else self._files_dir(spec.task_id, self.owner_or(spec.submitter)),
                 )
             )
+            if task.node_files and manager.registered.files_address:
+                files[spec.task_id] = tuple(task.node_files)
             bodies.append(self._payload(task))
-        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits), bodies)
+        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits, files), bodies)
 
     def owner_or(self, submitter: str) -> str:
         """A submitter; empty if it is the endpoint's owner."""
@@ -518,6 +530,18 @@ class Fleet:
         """Request output of running tasks from a manager."""
         self._links.send(manager_id, request)
 
+    def copy_files(self, manager_id: str, copies: Sequence[CopyOrder]) -> None:
+        """Let a manager copy files."""
+        ordered = tuple([protocol.FileCopy(each.content, self._source(each.source)) for each in copies])
+        self._links.send(manager_id, protocol.CopyFiles(ordered))
+
+    def _source(self, source: str | None) -> str | None:
+        """The address of a manager from which files are copied."""
+        if not source:
+            return source
+        manager = self._managers.get(source)
+        return _NOWHERE if manager is None else manager.registered.files_address
+
     def answer_valkey(self, manager_id: str, message: protocol.ValkeyAnswered) -> None:
         """Send a manager the address of a Valkey server."""
         self._links.send(manager_id, message)
@@ -546,6 +570,8 @@ class Fleet:
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager
         self.slots += message.slots
+        if message.files_address:
+            self._links.send(manager_id, protocol.FilesKey(self._files_key))
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)
         return manager
@@ -567,13 +593,15 @@ def _isolation(registered: protocol.Registered) -> str:
 
 
 def _batches(tasks: Sequence[Task]) -> Iterator[Sequence[Task]]:
-    """Tasks for one message each: together only as far as their large arguments may be in memory together."""
+    """Tasks for one message each: together only as far as their large arguments, and their files, may be in memory
+    together."""
     start, size_bytes = 0, 0
     for index, task in enumerate(tasks):
         blob = task.spec.payload_blob
-        if blob is not None:
-            size_bytes += blob.size_bytes
+        if blob is not None or task.node_files:
+            task_bytes = _NODE_FILE_BYTES * len(task.node_files) + (0 if blob is None else blob.size_bytes)
+            size_bytes += task_bytes
             if size_bytes > _MAX_BATCH_BYTES and index > start:
                 yield tasks[start:index]
-                start, size_bytes = index, blob.size_bytes
+                start, size_bytes = index, task_bytes
     yield tasks[start:]

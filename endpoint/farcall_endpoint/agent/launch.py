@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -351,6 +352,7 @@ def _core(
             reads_endpoints=True,
             refusal=config.files_refusal,
             most_bytes=config.files.cache_bytes,
+            for_nodes=config.files.node_cache_bytes > 0,
             jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
         ),
     )
@@ -405,6 +407,7 @@ def _fleet(
         files_dir=lambda task_id, submitter: str(
             files_directory(directory.path / config.engine.working_dir, task_id, submitter)
         ),
+        files_key=token_bytes(32),
     )
     fleet.owner_id = directory.read_owner_id()
     return fleet
@@ -430,6 +433,10 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += [] if gigabytes is None else [name, str(int(gigabytes * BYTES_PER_GB))]
     settings = config.engine.environment_settings(directory.path)
     options += ["--environments", msgspec.json.encode(settings).decode()]
+    if config.files.node_cache_bytes:
+        options += ["--node-cache", str(config.files.node_cache_bytes)]
+        if config.files.node_dir is not None:
+            options += ["--node-dir", str(Path(config.files.node_dir).expanduser())]
     options += ["--data-only"] if config.data_only else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]

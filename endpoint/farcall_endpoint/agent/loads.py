@@ -6,6 +6,7 @@ Instants are epoch seconds.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -13,6 +14,7 @@ from typing import Final
 from farcall_common.environments import Environment
 from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.protocol import FileContent
 
 MOST_OVERTAKEN: Final = 1000
 """So that a long queue is not read to its end in every turn."""
@@ -75,7 +77,8 @@ class ManagerLoad:
     for, each with why it does not work there, empty if it does. ``image``: the key of the only environment that it
     runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; that of tasks that
     name none, whose key is empty, may be missing. ``problem``: why those cannot run here now, empty if they can.
-    ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``.
+    ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``. ``contents``: of files,
+    which its node has, or gets for tasks that are here; each with the number of reasons.
     """
 
     manager_id: str
@@ -87,6 +90,7 @@ class ManagerLoad:
     environments: dict[str, EnvironmentLoad] = dataclasses.field(default_factory=dict)
     problem: str = ""
     ahead: int = 0
+    contents: dict[FileContent, int] = dataclasses.field(default_factory=dict)
 
     def room(self, depth: int) -> int:
         """What it takes, if so many tasks may wait behind each running one."""
@@ -127,6 +131,25 @@ class ManagerLoad:
         """A task is placed here."""
         self.free -= 1
         self.ahead += self.ahead_of(task)
+        if task.contents:
+            self.add_contents(task.contents)
+
+    def lacking_bytes(self, task: Task) -> int:
+        """What its node must copy for a task."""
+        return sum([each.size_bytes for each in task.contents if each not in self.contents])
+
+    def add_contents(self, contents: Iterable[FileContent]) -> None:
+        """Its node has these, or gets them: one more reason for each."""
+        for each in contents:
+            self.contents[each] = self.contents.get(each, 0) + 1
+
+    def remove_contents(self, contents: Iterable[FileContent]) -> None:
+        """One reason less for each."""
+        for each in contents:
+            if (left := self.contents.get(each, 0) - 1) > 0:
+                self.contents[each] = left
+            else:
+                self.contents.pop(each, None)
 
     def _runs(self, key: str, environment: Environment | None) -> bool:
         if self.image:
@@ -163,10 +186,19 @@ _Choice = Callable[[Sequence[ManagerLoad]], ManagerLoad]
 
 
 def place_each(
-    tasks: Iterable[Task], managers: Sequence[ManagerLoad], depth: int, now: float, choose: _Choice
+    tasks: Iterable[Task],
+    managers: Sequence[ManagerLoad],
+    depth: int,
+    now: float,
+    choose: _Choice,
+    *,
+    by_files: bool = False,
 ) -> Placed:
     """Place each task on a manager that is chosen among those with a free slot that no graph can use, else among those
-    with a free slot, else among those with room."""
+    with a free slot, else among those with room.
+
+    :param by_files: whether a task with files is placed on one of those that lack the fewest bytes of them.
+    """
     placed: Placed = []
     candidates = [manager for manager in managers if manager.free > manager.ahead]
     is_shared = False  # whether a slot may be one that a graph can use
@@ -190,24 +222,35 @@ def place_each(
         if is_shared and not task.is_idempotent:
             overtaken += 1
             continue
-        if manager is None or not run or not manager.takes(task, now=now):
+        has_files = by_files and bool(task.contents)
+        if manager is None or not run or has_files or not manager.takes(task, now=now):
             graph = task.graph
             needs = (task.walltime_s, task.environment_key, () if graph is None else graph.environments[1:])
-            manager = None if needs in hopeless else _choose(candidates, task, now, choose)
+            pick = functools.partial(_nearest, task=task, choose=choose) if has_files else choose
+            manager = None if needs in hopeless else _choose(candidates, task, now, pick)
             if manager is None:
                 hopeless.add(needs)
                 overtaken += 1
                 continue
-            run = 1 if behind else min(1 + depth, manager.free)
+            run = 1 if behind or has_files else min(1 + depth, manager.free)
         run -= 1
         manager.free -= 1
         if task.graph is not None:
             manager.ahead += manager.ahead_of(task)
+        if task.contents:
+            manager.add_contents(task.contents)
         placed.append((task, manager.manager_id))
         if manager.room(behind) <= (0 if is_shared else manager.ahead):
             candidates.remove(manager)
             run = 0
     return placed
+
+
+def _nearest(candidates: Sequence[ManagerLoad], *, task: Task, choose: _Choice) -> ManagerLoad:
+    """One of those that lack the fewest bytes of a task's files."""
+    lacking = [each.lacking_bytes(task) for each in candidates]
+    least = min(lacking)
+    return choose([each for each, lacks in zip(candidates, lacking, strict=True) if lacks == least])
 
 
 def _choose(candidates: Sequence[ManagerLoad], task: Task, now: float, choose: _Choice) -> ManagerLoad | None:

@@ -206,6 +206,8 @@ class Managers:
             member.load.free += 1
             if member.ahead:
                 member.load.ahead -= member.ahead.pop(task_id, 0)
+            if task.contents:
+                member.load.remove_contents(task.contents)
             self.outstanding -= 1
             if task.environment_key:
                 key = task.environment_key

@@ -61,10 +61,12 @@ class ChoicePolicy:
     """Each task goes to the manager that is chosen among those with a free slot, else among those with room.
 
     :param choose: returns one of the managers that it gets; at least one.
+    :param by_files: see :func:`~farcall_endpoint.agent.loads.place_each`.
     """
 
-    def __init__(self, choose: _Choice) -> None:
+    def __init__(self, choose: _Choice, *, by_files: bool = False) -> None:
         self._choose = choose
+        self._by_files = by_files
 
     def place(
         self,
@@ -76,7 +78,7 @@ class ChoicePolicy:
         environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
     ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
-        return place_each(tasks, managers, depth, now, self._choose)
+        return place_each(tasks, managers, depth, now, self._choose, by_files=self._by_files)
 
 
 def round_robin() -> ChoicePolicy:
@@ -137,7 +139,7 @@ class OwnPolicy:
 
 def _copy(load: ManagerLoad) -> ManagerLoad:
     here = {key: copy.copy(each) for key, each in load.environments.items()}
-    return dataclasses.replace(load, environments=here)
+    return dataclasses.replace(load, environments=here, contents=dict(load.contents))
 
 
 def _checked(
@@ -167,7 +169,7 @@ def _checked(
 DEFAULT_POLICY: Final = "warming-aware"
 POLICIES: Final[Mapping[str, Callable[[random.Random], SchedulingPolicy]]] = {
     DEFAULT_POLICY: WarmingAwarePolicy,
-    "random": lambda rng: ChoicePolicy(rng.choice),
+    "random": lambda rng: ChoicePolicy(rng.choice, by_files=True),
     "round-robin": lambda _: round_robin(),
     "bin-packing": lambda _: bin_packing(),
 }

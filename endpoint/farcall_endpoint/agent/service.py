@@ -248,7 +248,7 @@ class Agent:
             finished = sum(task.result is not None for task in tasks)
             _logger.info("the spool holds %d tasks, %d of them finished", len(tasks), finished)
         restored = ev.Restored(tasks, sorted(functions), self._spool.signed_functions(), self._has_leftovers())
-        self._events.append(restored)
+        self._events += [ev.OwnerKnown(self._fleet.owner_id), restored]
         try:
             self._handle(self._clock.monotonic())
             self._fleet.maintain(now=self._clock.monotonic())
@@ -520,6 +520,7 @@ class Agent:
     def _answered(self, answer: ConnectAnswer) -> None:
         if answer.owner_id and answer.owner_id != self._fleet.owner_id:
             self._fleet.owner_id = answer.owner_id
+            self._events.append(ev.OwnerKnown(answer.owner_id))
             self._on_owner(answer.owner_id)
         forwarders = tuple(c.Address(address, key) for address, key in answer.forwarders)
         ttl_s = answer.ticket_expires_at - time.time()
@@ -642,6 +643,8 @@ class Agent:
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
                 case protocol.OutputRead() as read:
                     self._outputs_read.append(read)
+                case protocol.FilesReported() as report:
+                    self._events.append(ev.CopiesReported(manager_id, report))
                 case protocol.ValkeyRequested(submitter=submitter):
                     self._valkey.requested(manager_id, submitter)
                 case message:
@@ -715,6 +718,8 @@ class Agent:
                         self._blobs.upload(task, grant, functools.partial(self._body, task))
                 case do.KeepOutput(outputs=outputs):
                     self._output.keep(outputs, now=self._clock.epoch())
+                case do.CopyFiles(manager_id=manager_id, copies=copies):
+                    self._fleet.copy_files(manager_id, copies)
                 case do.MoveFiles(orders=orders):
                     self._file_transfers.order(orders)
                 case do.LogFiles(messages=messages):

@@ -18,7 +18,7 @@ from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Finished
+from farcall_endpoint.protocol import FileContent, Finished, NodeFile
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import FileList
 
@@ -108,6 +108,7 @@ class Task:
 
     ``files``: of a task with a list of files. They are on the endpoint if ``is_staged``; ``file_rows`` is what the
     details of the result have of them. ``kept`` is its result while the files that it has written are stored.
+    ``node_files``: those that it reads from copies of its node; ``contents``: the largest of these, for its placement.
     """
 
     seq: int
@@ -137,6 +138,8 @@ class Task:
     is_staged: bool = False
     file_rows: Sequence[dict[str, Any]] = ()
     kept: TaskResult | None = None
+    node_files: Sequence[NodeFile] = ()
+    contents: Sequence[FileContent] = ()
 
     @property
     def task_id(self) -> str:

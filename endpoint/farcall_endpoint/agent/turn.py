@@ -36,7 +36,7 @@ class Turn:
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prewarms: Sequence[Change] = ()
-    passed: list[do.PassOn] = dataclasses.field(default_factory=list)
+    passed: list[do.PassOn | do.CopyFiles] = dataclasses.field(default_factory=list)
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)
@@ -71,7 +71,7 @@ class Turn:
         return None if write == _NOTHING else write
 
     def cancel_actions(self) -> list[Action]:
-        """The cancels of the turn, and what is about calls, which need not wait for the spool."""
+        """The cancels of the turn, and what is about calls and copies of files, which need not wait for the spool."""
         actions: list[Action] = [do.CancelTasks(manager_id, tuple(ids)) for manager_id, ids in self.cancels.items()]
         self.cancels.clear()
         actions += self.passed

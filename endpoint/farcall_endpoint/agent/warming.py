@@ -55,7 +55,7 @@ class WarmingAwarePolicy:
     ) -> Placed:
         """As :meth:`SchedulingPolicy.place`."""
         if not environments:
-            return place_each(tasks, managers, depth, now, self._rng.choice)
+            return place_each(tasks, managers, depth, now, self._rng.choice, by_files=True)
         return _Plan(managers, environments, now, self._rng).place(tasks)
 
 
@@ -119,6 +119,17 @@ def _taken(place: tuple[_Node, _Seats]) -> int:
     """How much a node has to do for its workers of an environment."""
     node, seats = place
     return seats.sent + node.manager.ahead - seats.ready - seats.load.parked
+
+
+def _is_as_good(place: tuple[_Node, _Seats], planned: tuple[_Node, _Seats] | None, *, is_cold: bool) -> bool:
+    """Whether a node has a place like the one that was planned: with an idle worker, or where one must be started."""
+    node, seats = place
+    if planned is None or node.places <= 0 or node is planned[0]:
+        return False
+    if not is_cold:
+        return seats.workers > seats.sent
+    is_alike = seats.load.forkable == planned[1].load.forkable and node.spare > 0
+    return is_alike and seats.workers <= seats.sent and not seats.is_prepared_first
 
 
 class _Plan:
@@ -295,6 +306,40 @@ class _Plan:
         ]
         return max(others, key=lambda each: each.free - each.ahead, default=planned)
 
+    def _nearest(self, need: _Need, index: int, task: Task) -> int:
+        """The index of a place that is as good as this one, on a node that lacks the fewest bytes of a task's files. It
+        may be there only now, in exchange for this one."""
+        planned, is_cold, is_behind = need.places[index]
+        best, least = index, planned.lacking_bytes(task)
+        seen = {planned.manager_id}
+        for other in range(index - 1, max(-1, index - MOST_OVERTAKEN), -1):
+            manager = need.places[other][0]
+            if not least or need.places[other][1:] != (is_cold, is_behind):
+                break
+            if manager.manager_id not in seen and manager.lasts(task.walltime_s, now=self._now):
+                seen.add(manager.manager_id)
+                if (lacks := manager.lacking_bytes(task)) < least:
+                    best, least = other, lacks
+        if not least or is_behind:
+            return best
+        here = next((each for each in need.seats if each[0].manager is planned), None)
+        found: tuple[_Node, _Seats] | None = None
+        for each in need.seats if here is not None else ():
+            if not (_is_as_good(each, here, is_cold=is_cold) and each[0].manager.lasts(task.walltime_s, now=self._now)):
+                continue
+            if (lacks := each[0].manager.lacking_bytes(task)) < least:
+                found, least = each, lacks
+        if here is None or found is None:
+            return best
+        for (node, seats), change in ((here, 1), (found, -1)):
+            node.places += change
+            seats.sent -= change
+            if is_cold:
+                node.spare += change
+                seats.workers -= change
+        need.places[index] = found[0].manager, is_cold, is_behind
+        return index
+
     def place(self, tasks: Iterable[Task]) -> Placed:
         """Give the tasks the places of their environments, in order."""
         placed: Placed = []
@@ -333,6 +378,9 @@ class _Plan:
                 if manager.lacks(task):
                     continue
                 manager = self._apart(need, task, manager)
+            elif task.contents:
+                index = self._nearest(need, index, task)
+                manager = need.places[index][0]
             del need.places[index]
             if is_cold and need.key:
                 manager.environments.setdefault(need.key, EnvironmentLoad()).cold += 1

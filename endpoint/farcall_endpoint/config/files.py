@@ -82,6 +82,22 @@ class FilesConfig(Section, frozen=True, kw_only=True):
             "are deleted, the one that was not used for longest first; default: a tenth of what is free, at most 50."
         ),
     ] = None
+    node_cache: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=1_000_000,
+            description="Disk space for copies of files on each node, in GB; 0: tasks read the endpoint's copies, "
+            "which all nodes see.",
+        ),
+    ] = 0.0
+    node_dir: Annotated[
+        _Text | None,
+        msgspec.Meta(
+            description="An absolute path on the nodes, best on a disk of their own, for these copies; default: the "
+            "node's TMPDIR."
+        ),
+    ] = None
     max_transfers: Annotated[
         int, msgspec.Meta(ge=1, le=64, description="Maximum number of files that are copied at a time.")
     ] = 8
@@ -105,6 +121,17 @@ class FilesConfig(Section, frozen=True, kw_only=True):
         GlobusConfig | None,
         msgspec.Meta(description="The endpoint's own collection at Globus, for globus:// files; default: none."),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.node_dir is not None and not self.node_dir.startswith(("/", "~/")):
+            raise FieldProblem("node_dir", f"{self.node_dir!r} is no absolute path", fix="write /path/on/the/nodes")
+        if self.node_dir is not None and not self.node_cache:
+            raise FieldProblem("node_dir", "nodes keep no copies", fix="set node_cache, too, or remove node_dir")
+
+    @property
+    def node_cache_bytes(self) -> int:
+        """0: nodes keep no copies."""
+        return int(self.node_cache * _BYTES_PER_GB) if self.enabled else 0
 
     @property
     def cache_bytes(self) -> int | None:

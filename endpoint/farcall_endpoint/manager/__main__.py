@@ -12,6 +12,7 @@ import resource
 import shutil
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ from farcall_endpoint.isolation import Isolation, best_of
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.file_copies import FileCopies, address_towards
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
@@ -116,6 +118,8 @@ def main() -> None:
     parser.add_argument("--graph-memory", type=int, help="bytes for values between calls of graphs, in memory")
     parser.add_argument("--graph-disk", type=int, help="bytes for such values on disk")
     parser.add_argument("--memory-root", type=Path, help="where the directories of submitters in memory are")
+    parser.add_argument("--node-cache", type=int, default=0, help="bytes for copies of files on this node")
+    parser.add_argument("--node-dir", type=Path, help="where these are; default: the temporary directory")
     parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
@@ -158,6 +162,7 @@ def main() -> None:
         environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
     if environments.memory_bytes is None:
         environments = msgspec.structs.replace(environments, memory_bytes=node.memory_bytes // 2)
+    files = _file_copies(options, agent_host)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -180,6 +185,7 @@ def main() -> None:
             graphs=_graph_settings(options, node.memory_bytes),
             types=technologies(environments),
             agent_host=agent_host,
+            node_cache_bytes=options.node_cache,
             jitter=random.random,
         ),
         launcher=FreshProcessLauncher(
@@ -200,6 +206,7 @@ def main() -> None:
                 else None,
                 private=options.private,
                 memory=MemoryDirectories(options.memory_root, memory_key.encode()) if options.memory_root else None,
+                copies=None if files is None else files.directory_of,
             ),
             environments=environments,
             log_dir=options.log_dir,
@@ -209,6 +216,7 @@ def main() -> None:
         agent_silence_limit_s=options.heartbeat_threshold,
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
         groups=SlotGroups(len(slots), Cgroups(writable_hierarchies())),
+        files=files,
         registered=protocol.Registered(
             manager_id,
             protocol.software_fingerprint(),
@@ -221,8 +229,21 @@ def main() -> None:
             isolation=isolation.level,
             refusal=isolation.refusal,
             environments=technologies(environments),
+            files_address="" if files is None else files.address,
         ),
     ).run()
+
+
+def _file_copies(options: argparse.Namespace, agent_host: str) -> FileCopies | None:
+    """The copies of files on this node; None if it keeps none, or cannot: then tasks read those of the endpoint."""
+    if not options.node_cache:
+        return None
+    parent = options.node_dir or Path(tempfile.gettempdir())
+    try:
+        return FileCopies(parent, working_dir=options.working_dir, host=address_towards(agent_host))
+    except OSError as error:
+        _logger.error("this node keeps no copies of files: %s", error)
+        return None
 
 
 def _graph_settings(options: argparse.Namespace, memory_bytes: int) -> GraphSettings:

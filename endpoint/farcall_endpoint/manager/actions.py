@@ -11,6 +11,9 @@ from farcall_endpoint.protocol import (
     CallNews,
     CallsDropped,
     CallsTaken,
+    FileContent,
+    FilesReported,
+    NodeFile,
     Progress,
     RunningOutput,
     ValkeyRequested,
@@ -94,10 +97,47 @@ class Report(_Action, frozen=True):
 
 
 class Pass(_Action, frozen=True):
-    """Send the agent what it passes on to another manager (calls, or how they have ended), or a request for Valkey."""
+    """Send the agent what it passes on to another manager (calls, or how they have ended), a request for Valkey, or
+    news of copies of files."""
 
-    message: CallsTaken | CallNews | CallsDropped | ValkeyRequested
+    message: CallsTaken | CallNews | CallsDropped | ValkeyRequested | FilesReported
     bodies: tuple[Frame, ...]
+
+
+class Copy(_Action, frozen=True):
+    """Get a copy of a file: from another manager (``host:port``), or from ``path``, where the endpoint's copy is, if
+    ``source`` is empty. Answered by CopyEnded."""
+
+    content: FileContent
+    source: str
+    path: str
+
+
+class Link(_Action, frozen=True):
+    """Make a directory with links to copies, for the task of this number. Answered by Linked."""
+
+    number: int
+    submitter: str
+    files: Sequence[NodeFile]
+
+
+class Unlink(_Action, frozen=True):
+    """Remove the directory with links of a task."""
+
+    number: int
+    submitter: str
+
+
+class RemoveCopies(_Action, frozen=True):
+    """Remove copies of files."""
+
+    contents: Sequence[FileContent]
+
+
+class Warn(_Action, frozen=True):
+    """Log a warning."""
+
+    text: str
 
 
 class ReadGraph(msgspec.Struct, frozen=True):
@@ -128,4 +168,20 @@ class Leave(_Action, frozen=True):
     failed: bool
 
 
-Action = Launch | Prepare | Release | Send | Connect | Answer | Recall | Kill | Report | Pass | ReadStreams | Leave
+FileAction = Copy | Link | Unlink | RemoveCopies
+Action = (
+    Launch
+    | Prepare
+    | Release
+    | Send
+    | Connect
+    | Answer
+    | Recall
+    | Kill
+    | Report
+    | Pass
+    | FileAction
+    | Warn
+    | ReadStreams
+    | Leave
+)

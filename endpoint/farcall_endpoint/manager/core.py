@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from farcall_common.environments import Environment
@@ -34,6 +34,7 @@ from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
     CallNewsReceived,
+    CopyEnded,
     EnvironmentFailed,
     EnvironmentGone,
     EnvironmentProgress,
@@ -42,6 +43,7 @@ from farcall_endpoint.manager.events import (
     Instant,
     Job,
     LimitExceeded,
+    Linked,
     MalformedReceived,
     PacketsReceived,
     Recalled,
@@ -53,6 +55,7 @@ from farcall_endpoint.manager.graphs import Graphs
 from farcall_endpoint.manager.interruption import Interruptions, Kept
 from farcall_endpoint.manager.limits import is_limited
 from farcall_endpoint.manager.nested_calls import NestedCalls
+from farcall_endpoint.manager.node_files import NodeFiles
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
@@ -62,6 +65,7 @@ from farcall_endpoint.manager.workers import StopReason, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
+    CopyFiles,
     ManagerGone,
     Prewarm,
     ReadOutput,
@@ -110,6 +114,7 @@ class ManagerCore:
     :param graphs: what values between calls of graphs may occupy.
     :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
     :param agent_host: the agent's machine, as tasks of this node reach it.
+    :param node_cache_bytes: of copies of files on this node; 0: there are none.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -129,6 +134,7 @@ class ManagerCore:
         graphs: GraphSettings | None = None,
         types: Mapping[str, str] | None = None,
         agent_host: str = "127.0.0.1",
+        node_cache_bytes: int = 0,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._prefetch = prefetch
@@ -172,6 +178,7 @@ class ManagerCore:
             slots=slots,
             default_key=default_key,
         )
+        self._files = NodeFiles(actions=self._actions, budget_bytes=node_cache_bytes)
         self._valkey = ValkeyRequests(actions=self._actions, agent_host=agent_host)
         self.guests = Guests(reports=self._reports, node=graphs.node)
         self._interruptions = Interruptions(
@@ -320,7 +327,12 @@ class ManagerCore:
                     self._preparations.handle(event, instant)
             case CancelTasks(task_ids=task_ids):
                 self._graphs.cancel(task_ids)
+                if self._files:
+                    self._cancel_waiting_for_files(set(task_ids))
                 self._interruptions.cancel(set(task_ids))
+            case CopyFiles() | CopyEnded() | Linked():
+                self._files.handle(event)
+                self._accept_with_files(instant)
             case ReadOutput():
                 self._reads.append(event)
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
@@ -350,6 +362,8 @@ class ManagerCore:
                 self._fail(job, outcomes.isolation_missing(self._refusal))
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
+            elif job.files:
+                self._files.add(job)
             elif job.callees is not None and job.callees.graph is not None and job.call is None:
                 for call in self._graphs.add(job, job.callees, now):
                     if call.refusal is not None:
@@ -359,6 +373,18 @@ class ManagerCore:
             else:
                 accepted.append(job)
         self._accept(accepted, now, first=first)
+        if self._files.ready:
+            self._accept_with_files(now)
+
+    def _accept_with_files(self, now: Instant) -> None:
+        """Queue tasks that wait for no files any more."""
+        jobs, self._files.ready = self._files.ready, []
+        if jobs and self._stop_at is None and self._finish_by is None:
+            self._accept(jobs, now)
+
+    def _cancel_waiting_for_files(self, task_ids: Collection[str]) -> None:
+        for job in self._files.cancel(task_ids):
+            self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
 
     def _accept(self, jobs: Iterable[Job], now: Instant, *, first: bool = False) -> None:
         """Queue jobs, or let them wait for their environment.
@@ -520,6 +546,7 @@ class ManagerCore:
         """Accept no more tasks, and let those that run finish: of graphs and of tasks with calls, also the calls that
         have not started."""
         self._finish_by = by
+        self._files.clear()
         forgotten = self._graphs.forget_others({job.owner for worker in self._workers.values() for job in worker.jobs})
         if not self._has_calls:
             self._stop(by - now, now)
@@ -549,6 +576,7 @@ class ManagerCore:
         """Accept no more tasks, let running ones finish within ``grace_s`` seconds, then kill all workers."""
         self._stop_at = now + grace_s if self._stop_at is None else min(self._stop_at, now + grace_s)
         self._queue.clear()
+        self._files.clear()
         for state in self._environments.values():
             state.waiting.clear()
         for worker in self._workers.values():
@@ -600,6 +628,10 @@ class ManagerCore:
         stops.
         """
         everything = self._stop_at is not None
+        if self._reports.ended_with_links:
+            self._files.ended(self._reports.ended_with_links)
+        if self._files.has_news(now.mono) and not everything:
+            self._actions += self._files.news(now.mono)
         if self._environments and now.mono >= self._reports.environments_at:
             self._reports.environments(self._preparations.statuses, now)
         if self._nested.drivers:

@@ -223,6 +223,7 @@ class EnvironmentWorkers:
             own = {"HOME": str(home), "TMPDIR": str(temporary)}
             outer = for_submitter(outer, passed=place.passed)
             writable = [str(home), *places]
+        copies = place.copies_of(submitter)
         share = place.slots[slot]
         variables = worker_environment(outer, worker_id=worker_id, slot=share, amd=place.amd)
         variables = {**(for_image(variables) if is_image else variables), **own}
@@ -237,7 +238,7 @@ class EnvironmentWorkers:
         if submitter:  # not what was found before: a directory may have been replaced by a link since
             locate = functools.partial(self._locate, environment)
         if submitter and place.confinement is not None:
-            confine, settings = self._confine_in(environment, outer | own, writable, settings)
+            confine, settings = self._confine_in(environment, outer | own, writable, settings, copies=copies)
         # Only a confined template may run code of the environment before its forks confine themselves.
         forks = self._launcher.settings.fork and (
             not submitter
@@ -262,7 +263,10 @@ class EnvironmentWorkers:
                     ),
                     ends.handed(),
                     claims.close,
-                    mounts=tuple(Mount(path, path, writable=True) for path in writable),
+                    mounts=(
+                        *(Mount(path, path, writable=True) for path in writable),
+                        *(Mount(path, path) for path in copies),
+                    ),
                     variables=of_runner,
                     accelerators=share.accelerators,
                     amd=place.amd,
@@ -303,13 +307,19 @@ class EnvironmentWorkers:
         )
 
     def _confine_in(
-        self, environment: Environment, variables: Mapping[str, str], writable: Sequence[str], settings: WorkerSettings
+        self,
+        environment: Environment,
+        variables: Mapping[str, str],
+        writable: Sequence[str],
+        settings: WorkerSettings,
+        *,
+        copies: Sequence[str],
     ) -> tuple[Callable[[Sequence[str], str, Place | None], Sequence[str]] | None, WorkerSettings]:
         """How a worker of another submitter than the owner is confined: from outside, where the runner does not do it
         by itself, and by Landlock where the kernel has it."""
         place, confinement = self._place, self._place.confinement
         assert confinement is not None
-        readable = place.readable(variables)
+        readable = [*place.readable(variables), *copies]
         confine = None
         if confinement.bubblewrap and environment.type in CONFINED_OUTSIDE:
             directory = place.working_dir.resolve()

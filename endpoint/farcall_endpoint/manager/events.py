@@ -14,9 +14,12 @@ from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import (
     CallNews,
     CancelTasks,
+    CopyFiles,
     Died,
+    FileContent,
     Limits,
     ManagerGone,
+    NodeFile,
     Prewarm,
     ReadOutput,
     RefuseCalls,
@@ -109,6 +112,8 @@ class Job(msgspec.Struct, frozen=True):
         they add to its packet.
     :param depth: how many tasks wait for this one, each for the next: 0, or more for a call of a task that runs.
     :param owner: gets the outcome of a call; None for a task, whose outcome the agent gets.
+    :param files: of a task, those that it reads from copies of the node, until it has links to them; ``read_dir``: the
+        directory of these, empty if it has none.
     """
 
     order: TaskOrder
@@ -121,6 +126,8 @@ class Job(msgspec.Struct, frozen=True):
     input_bytes: int = 0
     depth: int = 0
     owner: Owner | None = None
+    files: tuple[NodeFile, ...] = ()
+    read_dir: str = ""
 
 
 class _Event(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
@@ -203,6 +210,26 @@ class EnvironmentGone(_Event, frozen=True):
     key: str
 
 
+class CopyEnded(_Event, frozen=True):
+    """A copy of a file is complete; or the ``problem``. ``is_local``: with this node, so that no other source helps;
+    ``reached``: whether there was a connection to the source."""
+
+    content: FileContent
+    problem: str = ""
+    is_local: bool = False
+    reached: bool = True
+
+
+class Linked(_Event, frozen=True):
+    """The task of this number has links to its files in ``read_dir``; or the ``problem``, with the copies that were
+    ``lost`` because something has changed them."""
+
+    number: int
+    read_dir: str = ""
+    problem: str = ""
+    lost: tuple[FileContent, ...] = ()
+
+
 class LimitExceeded(_Event, frozen=True):
     """A running task exceeds a limit; ``record`` is the error that it fails with."""
 
@@ -237,6 +264,9 @@ Event = (
     | EnvironmentFailed
     | EnvironmentGone
     | Prewarm
+    | CopyFiles
+    | CopyEnded
+    | Linked
     | CancelTasks
     | ReadOutput
     | LimitExceeded

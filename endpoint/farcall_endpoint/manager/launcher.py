@@ -268,7 +268,7 @@ class FreshProcessLauncher:
         confinement = place.confinement
         if confinement is None:
             return environment, settings, []
-        readable = place.readable(environment)
+        readable = [*place.readable(environment), *place.copies_of(submitter)]
         writable = [str(home), str(temporary), *filter(None, [settings.memory])]
         prefix: list[str] = []
         if confinement.bubblewrap:

@@ -118,6 +118,7 @@ def _packet(worker: Worker, jobs: Sequence[Job]) -> Send:
                 o.retry,
                 job.call,
                 o.files_dir,
+                job.read_dir,
             )
         )
         body.append(job.payload)

@@ -53,6 +53,8 @@ class Reports:
         self._environments: tuple[EnvironmentStatus, ...] | None = None  # if they were not reported yet
         self._known_environments: tuple[EnvironmentStatus, ...] = ()
         self.environments_at = 0.0
+        #: Tasks with links to copies of files that have ended; their taker clears it.
+        self.ended_with_links: list[Job] = []
         self.task_progress = ProgressOfTasks()
 
     def finish(
@@ -88,6 +90,8 @@ class Reports:
                 ),
             )
             return
+        if job.read_dir:
+            self.ended_with_links.append(job)
         if self.task_progress.last and (last := self.task_progress.ended(job.order.task_id)) is not None:
             details = {**(details or {}), PROGRESS: last.to_json()}
         frame = None
@@ -110,6 +114,8 @@ class Reports:
         if job.owner is not None:
             job.owner.died(job, died)
         else:
+            if job.read_dir:
+                self.ended_with_links.append(job)
             if (last := self.task_progress.ended(died.task_id)) is not None:  # how far it was when it crashed
                 self._last_progress.append(ReportedProgress(died.task_id, **vars(last)))
             self._died.append(died)

@@ -31,16 +31,21 @@ from farcall_endpoint.manager.actions import (
     Action,
     Answer,
     Connect,
+    Copy,
     Kill,
     Launch,
     Leave,
+    Link,
     Pass,
     Prepare,
     ReadStreams,
     Recall,
     Release,
+    RemoveCopies,
     Report,
     Send,
+    Unlink,
+    Warn,
 )
 from farcall_endpoint.manager.away import jobs_of
 from farcall_endpoint.manager.core import ManagerCore
@@ -59,6 +64,7 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
+from farcall_endpoint.manager.file_copies import FileCopies
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import breach, limited
@@ -136,6 +142,7 @@ class Manager:
     :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
     :param memory_per_worker_bytes: upper limit of a task's memory.
     :param groups: the cgroups of the slots, which this object closes.
+    :param files: copies of files, which this object closes; None: this node keeps none.
     """
 
     def __init__(
@@ -148,6 +155,7 @@ class Manager:
         agent_silence_limit_s: float = 120.0,
         memory_per_worker_bytes: int | None = None,
         groups: SlotGroups | None = None,
+        files: FileCopies | None = None,
         registered: protocol.Registered,
     ) -> None:
         self._core = core
@@ -182,6 +190,9 @@ class Manager:
         self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
         if self._agent_pidfd is not None:
             self._epoll.register(self._agent_pidfd, select.EPOLLIN)
+        self._files = files
+        if files is not None:
+            self._epoll.register(files.fileno(), select.EPOLLIN)
         self._measure_at = 0.0
         self._measure_memory_at = 0.0
         self._output_bytes: dict[int, int] = {}  # by worker, as measured last
@@ -210,6 +221,8 @@ class Manager:
             for worker in self._workers.values():
                 worker.process.wait()
             self._scratch.close()
+            if self._files is not None:
+                self._files.close()
             self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._groups.close()
@@ -239,6 +252,8 @@ class Manager:
                 is_agent_readable = True
             elif descriptor == self._launcher.fileno():
                 events += self._serve_launcher()
+            elif self._files is not None and descriptor == self._files.fileno():
+                events += self._files.events()
             elif descriptor == self._agent_pidfd:
                 self._epoll.unregister(self._agent_pidfd)
                 events.append(self._lose_agent("the agent is gone"))
@@ -359,6 +374,11 @@ class Manager:
                     events.append(message)
                 case protocol.TakeCalls() | protocol.RefuseCalls() | protocol.ValkeyAnswered():
                     events.append(message)
+                case protocol.FilesKey(key=key):
+                    if self._files is not None:
+                        self._files.set_key(key)
+                case protocol.CopyFiles():
+                    events.append(message)
                 case protocol.RunCalls():
                     events.append(self._calls_received(message, bodies))
                 case protocol.CallNews():
@@ -395,6 +415,8 @@ class Manager:
         jobs: list[Job] = []
         for order in orders:
             job = Job(order, functions[order.function_hash], bodies[order.payload])
+            if message.files and (files := message.files.get(order.task_id)):
+                job = msgspec.structs.replace(job, files=files)
             jobs.append(self._with_callees(job) if order.options.callees else job)
         return self._checked(jobs)
 
@@ -471,7 +493,11 @@ class Manager:
 
     def _pass(
         self,
-        message: protocol.CallsTaken | protocol.CallNews | protocol.CallsDropped | protocol.ValkeyRequested,
+        message: protocol.CallsTaken
+        | protocol.CallNews
+        | protocol.CallsDropped
+        | protocol.ValkeyRequested
+        | protocol.FilesReported,
         bodies: Sequence[Frame],
     ) -> None:
         """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
@@ -539,6 +565,11 @@ class Manager:
                         self._ended.add(worker_id)
                     self._workers[worker_id].kill_remote()
                     killed.add(self._workers[worker_id].pid)
+                case Copy() | Link() | Unlink() | RemoveCopies():
+                    assert self._files is not None
+                    self._files.perform(action)
+                case Warn(text=text):
+                    _logger.warning("%s", text)
                 case ReadStreams():
                     events += self._read_streams(action)
                 case Leave(reason=reason, failed=failed):

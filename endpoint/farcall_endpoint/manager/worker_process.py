@@ -192,6 +192,7 @@ class Workplace:
     :param confinement: of workers of other submitters than the owner, if they are confined.
     :param private: directories of which these may read nothing.
     :param memory: makes the directories of submitters in memory; None: there are none.
+    :param copies: returns the directory of a submitter's copies of files, empty for the owner; None: there are none.
     """
 
     working_dir: Path
@@ -203,6 +204,11 @@ class Workplace:
     confinement: Confinement | None = None
     private: Collection[Path] = ()
     memory: MemoryDirectories | None = None
+    copies: Callable[[str], Path] | None = None
+
+    def copies_of(self, submitter: str) -> list[str]:
+        """The directory of a submitter's copies of files, which its tasks read; none if there are no copies here."""
+        return [] if self.copies is None else [str(self.copies(submitter))]
 
     def readable(self, variables: Mapping[str, str]) -> list[str]:
         """What tasks of other submitters than the owner may read of the node, with these variables."""

@@ -20,10 +20,11 @@ import msgspec
 from farcall_common.backoff import Backoff
 from farcall_common.errors import DeserializationError, ErrorRecord
 from farcall_common.fairness import FairQueue
-from farcall_common.file_arguments import shown
+from farcall_common.file_arguments import place_of, shown
 from farcall_common.staged_files import FileUse, unpack_files
 from farcall_common.staging import FILES, IN, MAX_FILES_SHOWN, OUT
 from farcall_endpoint import outcomes
+from farcall_endpoint.protocol import NodeFile
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.orders import Order, Report
@@ -143,6 +144,7 @@ class _Staged:
     total_bytes: int | None = 0
     problem: str = ""
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    contents: list[NodeFile] = dataclasses.field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -174,12 +176,14 @@ class FilesMoved:
     """The files of a task are all there, or all stored; or why not.
 
     :param rows: what the details of its result have of the first hundred files.
+    :param contents: of the files that it reads, where nodes keep copies.
     """
 
     task_id: str
     direction: Direction
     error: ErrorRecord | None = None
     rows: Sequence[dict[str, Any]] = ()
+    contents: Sequence[NodeFile] = ()
 
 
 class Staging:
@@ -191,6 +195,7 @@ class Staging:
     :param reads_endpoints: whether files of other endpoints can be requested.
     :param refusal: why no files are staged; empty if they are.
     :param most_bytes: room for the files of one task; None if unknown.
+    :param for_nodes: whether nodes keep copies.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     """
 
@@ -204,6 +209,7 @@ class Staging:
         reads_endpoints: bool = False,
         refusal: str = "",
         most_bytes: int | None = None,
+        for_nodes: bool = False,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._max_transfers = max_transfers
@@ -213,6 +219,7 @@ class Staging:
         self._schemes = STAGED | batch_schemes | ({"endpoint"} if reads_endpoints else set())
         self._refusal = refusal
         self._most_bytes = most_bytes
+        self._for_nodes = for_nodes
         self._jitter = jitter
         self._tasks: dict[str, _Staged] = {}
         self._inactive: dict[str, collections.deque[_Staged]] = {}  # by submitter
@@ -363,6 +370,7 @@ class Staging:
                 self._active[submitter] += task.count
                 task.is_active, task.done, task.done_bytes = True, 0, 0
                 task.rows.clear()
+                task.contents.clear()
                 if task.direction == IN:
                     self._make(task)
                 else:
@@ -410,7 +418,8 @@ class Staging:
     def _done(self, task: _Staged) -> None:
         del self._tasks[task.task_id]
         self._no_longer_active(task)
-        self.outcomes.append(FilesMoved(task.task_id, task.direction, rows=tuple(task.rows)))
+        moved = FilesMoved(task.task_id, task.direction, rows=tuple(task.rows), contents=tuple(task.contents))
+        self.outcomes.append(moved)
 
     def _fail(self, task: _Staged, record: ErrorRecord) -> None:
         del self._tasks[task.task_id]
@@ -571,11 +580,17 @@ class Staging:
         }
         if isinstance(report, orders.Fetched):
             row["cached"] = report.cached
+        content = None
+        if self._for_nodes and transfer.use.mode == "r":
+            place = place_of("", transfer.use.url, "r").removeprefix("/r/")
+            content = NodeFile(place, report.sha256, report.size_bytes)
         for task, number in served:
             del task.left[number]
             task.done += 1
             task.done_bytes += report.size_bytes
             task.problem = ""
+            if content is not None:
+                task.contents.append(content)
             if len(task.rows) < MAX_FILES_SHOWN:
                 task.rows.append(row)
             if not task.left:

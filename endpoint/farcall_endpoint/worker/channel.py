@@ -130,7 +130,8 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ``submitter``: whose working directory it gets; empty for the endpoint's owner. ``data_only``: its arguments must be
     data, which runs no code when it is read. ``retry``: how many runs before this one raised and were retried.
     ``call``: of a graph, or of a running task; ``function_hash`` is empty if it collects its inputs in a list.
-    ``files_dir``: the directory of the task's files; empty if it has none."""
+    ``files_dir``: the directory of the task's files; empty if it has none. ``read_dir``: that of those that it reads,
+    if that is another one: on this node."""
 
     task_id: str
     attempt: int
@@ -143,6 +144,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
     retry: int = 0
     call: CallOrder | None = None
     files_dir: str = ""
+    read_dir: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, tag=True):

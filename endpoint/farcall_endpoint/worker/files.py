@@ -1,8 +1,9 @@
 """Files of the running task: their paths, and what is checked before and after its function is called.
 
 The agent has copied the files that are read, and stores those that are written once the task has ended: both are in the
-directory of the task's files. A ``file://`` URL is a path of the endpoint; what is written there goes to a draft beside
-it, which gets its name when the function has returned.
+directory of the task's files. Where nodes keep copies, those that are read are in a directory of the node. A
+``file://`` URL is a path of the endpoint; what is written there goes to a draft beside it, which gets its name when the
+function has returned.
 
 Where submitters can only call certain functions, they name no such paths: the checks alone would tell them which files
 there are, and make directories.
@@ -20,7 +21,17 @@ from types import TracebackType
 from typing import NamedTuple
 
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import LOCAL, File, local_name, local_path, place_of, placed, returning, shown
+from farcall_common.file_arguments import (
+    LOCAL,
+    File,
+    NodePath,
+    local_name,
+    local_path,
+    place_of,
+    placed,
+    returning,
+    shown,
+)
 from farcall_endpoint import outcomes
 from farcall_endpoint.worker.channel import Order
 
@@ -51,6 +62,7 @@ class TaskFiles:
 
     def __init__(self, order: Order, *, data_only: bool) -> None:
         self._directory = order.files_dir
+        self._read_dir = order.read_dir
         self._no_local = data_only and bool(order.submitter)
         self._draft = order.task_id.replace("/", "-")  # of a stage it is TASK/STAGE
         self._attempt = order.attempt
@@ -115,9 +127,10 @@ class TaskFiles:
         return None
 
     def _place(self, file: File) -> str:
-        url, is_output, final = str(file.url), file.mode == "w", None
+        url, is_output, is_of_node, final = str(file.url), file.mode == "w", False, None
         if not url.startswith(LOCAL):
-            path = Path(place_of(self._directory, url, "w" if is_output else "r"))
+            is_of_node = not is_output and bool(self._read_dir)
+            path = Path(place_of(self._read_dir if is_of_node else self._directory, url, "w" if is_output else "r"))
         elif is_output:
             final = local_path(url)
             path = self._draft_of(final, url, self._attempt)
@@ -125,7 +138,7 @@ class TaskFiles:
             path = local_path(url)
         size_bytes = None if file.size_bytes is None else int(file.size_bytes)
         self._placed.append(_Placed(file, url, is_output, size_bytes, str(file.sha256 or ""), path, final))
-        return str(path)
+        return NodePath(path) if is_of_node else str(path)
 
     def _draft_of(self, final: Path, url: str, attempt: int) -> Path:
         """Its name ends as the file's: libraries look at the suffix."""

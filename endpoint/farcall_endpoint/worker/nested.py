@@ -14,6 +14,7 @@ import itertools
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
@@ -213,7 +214,8 @@ class CallsOfTask:
         """See :meth:`farcall_common.running.RunningTask.submit`."""
         self._check()
         named = self._callee(function) if isinstance(function, str) else self._functions.get(function)
-        payloads = [_shared(_values.pack_call(args, kwargs, strategies=BINARY_DATA)) for args, kwargs in calls]
+        with _calling():
+            payloads = [_shared(_values.pack_call(args, kwargs, strategies=BINARY_DATA)) for args, kwargs in calls]
         futures: list[CallFuture[Any]] = []
         while len(futures) < len(payloads):
             futures += self._send(named, payloads[len(futures) :], options)
@@ -456,6 +458,12 @@ def _included(modules: ShippedModules) -> Included:
         name: source for name, source in modules.sources.items() if name != "farcall"
     }  # which is in place of the SDK
     return Included(own, modules.digest)
+
+
+def _calling() -> contextlib.AbstractContextManager[None]:
+    """While arguments of calls are written. Most processes have no files."""
+    files = sys.modules.get("farcall_common.file_arguments")
+    return contextlib.nullcontext() if files is None else files.calling()
 
 
 def _shared(payload: bytes) -> Frame:

@@ -1,0 +1,346 @@
+"""Copies of files between two nodes: threads, sockets and disks, with readers and sources that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farcall_endpoint.manager.actions import Copy, FileAction, Link, RemoveCopies, Unlink
+from farcall_endpoint.manager.events import CopyEnded, Event, Linked
+from farcall_endpoint.manager.file_copies import FileCopies, address_towards
+from farcall_endpoint.protocol import FileContent, NodeFile
+from tests.waiting import WAIT_S, wait_until
+
+KEY = b"k" * 32
+DATA = os.urandom(3 * 2**20 + 7)
+
+
+def content(data: bytes = DATA, submitter: str = "") -> FileContent:
+    return FileContent(submitter, hashlib.sha256(data).hexdigest(), len(data))
+
+
+class Node:
+    """The copies of a node, and the endpoint's directory."""
+
+    def __init__(self, path: Path, *, key: bytes = KEY) -> None:
+        self.working_dir = path / "work"
+        self.working_dir.mkdir(exist_ok=True)
+        self.copies = FileCopies(path, working_dir=self.working_dir, host="127.0.0.1")
+        if key:
+            self.copies.set_key(key)
+        self.events: list[Event] = []
+
+    def perform(self, *actions: FileAction) -> list[Event]:
+        """Perform actions that are answered; the answers."""
+        for each in actions:
+            self.copies.perform(each)
+        self.events = []
+
+        def answered() -> bool:
+            self.events += self.copies.events()
+            return len(self.events) >= len(actions)
+
+        wait_until(answered, "answers")
+        return self.events
+
+    def copy(self, wanted: FileContent, source: str = "", path: str = "") -> CopyEnded:
+        [event] = self.perform(Copy(wanted, source, path))
+        assert isinstance(event, CopyEnded)
+        return event
+
+    def staged(self, data: bytes = DATA, name: str = "task") -> str:
+        """The endpoint's copy."""
+        path = self.working_dir / "staged" / name / "r" / "hash" / "file"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+        return str(path)
+
+    def files(self) -> list[str]:
+        return sorted(each.name for each in self.copies.root.rglob("*") if each.is_file())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with contextlib.ExitStack() as stack:
+        node = Node(tmp_path)
+        stack.callback(node.copies.close)
+        yield node
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Node]:
+    with contextlib.ExitStack() as stack:
+        node = Node(tmp_path)
+        stack.callback(node.copies.close)
+        yield node
+
+
+def test_a_file_goes_from_the_endpoint_to_a_node_and_from_there_to_another_one(node: Node, other: Node) -> None:
+    assert node.copy(content(), path=node.staged()) == CopyEnded(content())
+    assert other.copy(content(), node.copies.address) == CopyEnded(content())
+    [event] = other.perform(Link(7, "", (NodeFile("hash/scan.h5", content().sha256, len(DATA)),)))
+    assert isinstance(event, Linked)
+    linked = Path(event.read_dir, "r/hash/scan.h5")
+    assert linked.read_bytes() == DATA
+    assert (linked.stat().st_nlink, linked.stat().st_mode & 0o777) == (2, 0o444)
+    other.copies.perform(Unlink(7, ""))
+    wait_until(lambda: not Path(event.read_dir).exists(), "the links are removed")
+    assert other.files() == [content().sha256]
+    root = other.copies.root
+    other.copies.perform(RemoveCopies((content(),)))
+    wait_until(lambda: other.files() == [], "the copy is removed")
+    assert root.is_dir()
+
+
+def test_an_empty_file_is_copied_too(node: Node, other: Node) -> None:
+    assert not node.copy(content(b""), path=node.staged(b"")).problem
+    assert not other.copy(content(b""), node.copies.address).problem
+
+
+def test_a_copy_that_is_removed_and_wanted_again_stays(node: Node) -> None:
+    path = node.staged()
+    for _ in range(20):
+        node.copy(content(), path=path)
+        node.copies.perform(RemoveCopies((content(),)))
+    assert not node.copy(content(), path=path).problem
+    assert node.files() == [content().sha256]
+
+
+@pytest.mark.parametrize("data", [DATA[:-1], DATA + b"x", DATA[:-1] + b"x", b""])
+def test_what_has_another_size_or_sha256_is_no_copy(node: Node, data: bytes) -> None:
+    event = node.copy(content(), path=node.staged(data))
+    assert "another size or SHA-256" in event.problem
+    assert not event.is_local
+    assert node.files() == []
+
+
+def test_wrong_bytes_of_another_node_are_no_copy(node: Node, other: Node) -> None:
+    node.copy(content(), path=node.staged())
+    copy = next(node.copies.root.rglob(content().sha256))
+    copy.chmod(0o600)
+    copy.write_bytes(DATA[:-1] + b"?")
+    event = other.copy(content(), node.copies.address)
+    assert "another size or SHA-256" in event.problem
+    assert (event.is_local, event.reached) == (False, True)
+    assert other.files() == []
+    [linked] = node.perform(Link(1, "", (NodeFile("a/b", content().sha256, len(DATA)),)))  # nor here
+    assert isinstance(linked, Linked)
+    assert linked.lost == (content(),)
+    assert node.files() == []
+
+
+def test_a_link_in_the_directory_of_a_task_is_not_followed(node: Node, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(DATA)
+    path = Path(node.staged())
+    path.unlink()
+    path.symlink_to(secret)
+    assert "cannot be read" in node.copy(content(), path=str(path)).problem
+    shutil.rmtree(path.parents[2])
+    (tmp_path / "r" / "hash").mkdir(parents=True)
+    (tmp_path / "r" / "hash" / "file").write_bytes(DATA)
+    path.parents[2].symlink_to(tmp_path)
+    assert "cannot be read" in node.copy(content(), path=str(path)).problem
+    assert "cannot be read" in node.copy(content(), path=str(secret)).problem  # not below the working directory
+
+
+def test_who_lacks_the_key_gets_nothing(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    node.copy(content(), path=node.staged())
+    with contextlib.closing(Node(tmp_path, key=b"x" * 32).copies) as outsider:
+        outsider.perform(Copy(content(), node.copies.address, ""))
+        events: list[Event] = []
+
+        def answered() -> bool:
+            events.extend(outsider.events())
+            return bool(events)
+
+        wait_until(answered, "the answer")
+    [event] = events
+    assert isinstance(event, CopyEnded)
+    assert event.problem
+    wait_until(lambda: "without the key" in caplog.text, "a line in the log")
+
+
+def test_copies_of_another_submitter_are_others(node: Node, other: Node) -> None:
+    node.copy(content(submitter="ann"), path=node.staged())
+    assert "does not have it" in other.copy(content(submitter="bob"), node.copies.address).problem
+    assert "does not have it" in other.copy(content(), node.copies.address).problem
+    assert not other.copy(content(submitter="ann"), node.copies.address).problem
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x00", b"\x00\x04....", b"\xff\xff" + b"x" * 100, b"GET / HTTP/1.1\r\n\r\n" * 9]
+)
+def test_garbage_ends_a_connection_and_nothing_else(node: Node, other: Node, sent: bytes) -> None:
+    node.copy(content(), path=node.staged())
+    host, _, port = node.copies.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(4096):
+                pass
+    assert not other.copy(content(), node.copies.address).problem
+
+
+def test_many_silent_connections_are_closed_and_a_manager_gets_its_copy_later(node: Node, other: Node) -> None:
+    node.copy(content(), path=node.staged())
+    host, _, port = node.copies.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(socket.create_connection((host, int(port)), timeout=WAIT_S))
+        assert other.copy(content(), node.copies.address).problem
+    event = CopyEnded(content(), "not yet")
+
+    def has_it() -> bool:
+        nonlocal event
+        event = other.copy(content(), node.copies.address)
+        return not event.problem
+
+    wait_until(has_it, "the connections have ended")
+
+
+def test_a_source_that_does_not_exist_was_not_reached(node: Node) -> None:
+    event = node.copy(content(), "127.0.0.1:0")
+    assert event.problem
+    assert (event.reached, event.is_local) == (False, False)
+
+
+def test_a_source_that_ends_in_the_middle_leaves_no_part(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(bytes(32))
+                connection.recv(4096)
+                connection.sendall(len(DATA).to_bytes(8) + DATA[:2_000_000])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        event = node.copy(content(), f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert event.problem
+    assert (event.reached, event.is_local) == (True, False)
+    assert node.files() == []
+
+
+class Upstream:
+    """A source that sends as much as the test says."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+
+    def accept(self) -> socket.socket:
+        connection, _ = self.server.accept()
+        connection.settimeout(WAIT_S)
+        connection.sendall(bytes(32))
+        connection.recv(4096)
+        connection.sendall(len(self.data).to_bytes(8))
+        return connection
+
+
+def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        other.copies.perform(Copy(content(), node.copies.address, ""))
+        with upstream.accept() as connection:
+            for start in range(0, len(DATA) - 10, 500_000):
+                connection.sendall(DATA[start : start + 500_000])
+                least = start // 2**20 * 2**20  # it reads as much at a time, or less
+                wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
+            assert not node.copies.events()
+            connection.sendall(b"")
+    for each in (node, other):
+        assert ended(each) == CopyEnded(content())
+    assert other.files() == [content().sha256]
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_what_fails_at_its_source_fails_at_those_who_get_it_from_there(node: Node, other: Node, is_wrong: bool) -> None:
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        other.copies.perform(Copy(content(), node.copies.address, ""))
+        with upstream.accept() as connection:
+            connection.sendall(DATA[:-1] + b"?" if is_wrong else DATA[: len(DATA) // 2])
+    for each in (node, other):
+        event = ended(each)
+        assert event.problem
+        assert (event.is_local, event.reached) == (False, True)
+        assert each.files() == []
+    assert not node.copy(content(), path=node.staged()).problem
+    assert not other.copy(content(), node.copies.address).problem
+
+
+def test_a_node_waits_a_moment_until_its_source_knows_of_the_copy(node: Node, other: Node) -> None:
+    path = node.staged()
+    other.copies.perform(Copy(content(), node.copies.address, ""))
+    node.copies.perform(Copy(content(), "", path))
+    for each in (node, other):
+        assert ended(each) == CopyEnded(content())
+
+
+def ended(node: Node) -> CopyEnded:
+    """The next copy that has ended."""
+    events: list[Event] = []
+
+    def has_ended() -> bool:
+        events.extend(node.copies.events())
+        return bool(events)
+
+    wait_until(has_ended, "a copy")
+    [event] = events
+    assert isinstance(event, CopyEnded)
+    return event
+
+
+def drafted(node: Node) -> int:
+    return sum(each.stat().st_size for each in node.copies.root.rglob("drafts/*"))
+
+
+def test_a_full_disk_is_the_nodes_problem(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = node.staged()
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda each: real(each)._replace(free=len(DATA) - 1))
+    event = node.copy(content(), path=path)
+    assert event.is_local
+    assert "no room" in event.problem
+
+
+def test_a_node_that_ends_ends_its_copies_on_the_way(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.copies.perform(Copy(content(), f"127.0.0.1:{server.getsockname()[1]}", ""))
+        connection, _ = server.accept()
+        with connection:
+            node.copies.close()
+    assert not node.copies.root.exists()
+
+
+def test_the_next_manager_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    left = tmp_path / f"farcall-temporary-files-{socket.gethostname()}-dead"
+    (left / "owner" / "copies").mkdir(parents=True)
+    (left / "owner" / "copies" / "x").write_bytes(DATA)
+    node = Node(tmp_path)
+    with contextlib.closing(node.copies):
+        wait_until(lambda: not left.exists(), "what is left is removed")
+        second: Any = Node(tmp_path).copies
+        with contextlib.closing(second):
+            assert node.copies.root.exists()  # not what is in use
+
+
+def test_the_address_towards_a_host_is_one_of_this_machine() -> None:
+    assert address_towards("127.0.0.1") == "127.0.0.1"
