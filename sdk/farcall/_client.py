@@ -330,6 +330,7 @@ class Client(SourceCode, Sharing):
                 function=function_id,
                 task_id=task_id,
                 callees=[each.reference for each in options.callees],
+                sources=options.sources,
             )
 
         prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)

@@ -809,6 +809,7 @@ class Engine:
             function=task.function.key,
             task_id=task.task_id,
             callees=[each.key for each in callees],
+            sources=() if task.requirements is None else task.requirements.sources,
         )
         if sealed is not payload and task.origin is not None:
             task.origin = dataclasses.replace(task.origin, sealed=True)

@@ -22,6 +22,7 @@ from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
     EndpointKeyChanged,
+    InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
     SealInvalid,
@@ -170,13 +171,16 @@ class Sealer:
         function: str,
         task_id: str,
         callees: Sequence[str] = (),
+        sources: Sequence[str] = (),
     ) -> bytes:
         """A call as it is sent: sealed, or as it is if the mode is "off", or "offered" and the endpoint has no key.
 
         :param function: the SHA-256 of its body in hex, or its id, with or without a version.
         :param callees: likewise, the functions that it calls.
+        :param sources: the endpoints whose files it reads.
         :raises EndpointIncompatible: if the endpoint opens no sealed calls, and they are required.
         :raises EndpointKeyChanged: if the endpoint shows another identity than before.
+        :raises InvalidRequest: if it would be sealed and reads files of other endpoints.
         :raises PayloadTooLarge: if it is too large when sealed.
         :raises FarcallError: if the API cannot be asked for the key.
         """
@@ -191,6 +195,11 @@ class Sealer:
                     hint="Ask its owner to set `sealed: offered`, or submit with sealed='offered'.",
                 )
             return payload
+        if sources:
+            raise InvalidRequest(
+                "The call is sealed, and files of other endpoints would not be: they pass through the deployment.",
+                hint="Submit it with sealed='off', or put the files into an object store.",
+            )
         from farcall_common.sealing import answer_key, seal_call
 
         sealed = seal_call(

@@ -16,6 +16,7 @@ from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
     EndpointKeyChanged,
+    InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
     SealInvalid,
@@ -76,6 +77,13 @@ def test_a_call_is_sealed_to_the_endpoint_with_a_key_of_the_user(lab: Lab) -> No
     assert key == answer_key(decode_secret(secret.read_text()), task_id="t")
     assert secret.stat().st_mode & 0o777 == 0o600
     assert (lab.home / "known_endpoints").read_text() == f"{ENDPOINT} {SECRETS.fingerprint}\n"
+
+
+def test_a_call_with_files_of_other_endpoints_is_not_sealed(lab: Lab) -> None:
+    where: dict[str, Any] = {"endpoint_id": ENDPOINT, "function": FUNCTION, "task_id": "t", "sources": ["018f"]}
+    with pytest.raises(InvalidRequest, match="they pass through the deployment"):
+        lab.sealer().seal(b"call", mode=None, **where)
+    assert lab.sealer("off").seal(b"call", mode=None, **where) == b"call"
 
 
 def test_a_call_is_sealed_with_the_functions_that_it_calls(lab: Lab) -> None:
