@@ -674,6 +674,39 @@ def test_a_killed_process_is_replaced(transfers: TransferProcess, web: WebServer
     assert transfers.process.pid != former.pid
 
 
+def test_transfers_of_one_submitter_that_hang_do_not_end_the_process_for_others(tmp_path: Path) -> None:
+    program = (
+        "import itertools, queue, sys, threading\n"
+        "from farcall_common.staged_files import FileUse\n"
+        "from farcall_endpoint import outcomes\n"
+        "from farcall_endpoint.staging import orders, process\n"
+        "from farcall_endpoint.staging.movers import MoveError\n"
+        "from farcall_endpoint.staging.settings import TransferSettings\n"
+        "class Hanging:\n"
+        "    def stat(self, url):\n"
+        "        threading.Event().wait()\n"
+        "def mover(self, submitter, url, *, write):\n"
+        "    if submitter == 'alice':\n"
+        "        return Hanging()\n"
+        "    raise MoveError(outcomes.file_not_found(url))\n"
+        "process.Access.mover = mover\n"
+        "reports = queue.Queue()\n"
+        "settings = TransferSettings(directory=sys.argv[1] + '/files', working_dir=sys.argv[1])\n"
+        "transfers = process.Transfers(settings, reports.put)\n"
+        "for number in range(500):\n"
+        "    transfers.perform(orders.Fetch(number, 'alice', FileUse(f'https://h/{number}'), ('t',)))\n"
+        "transfers.perform(orders.Fetch(500, 'bob', FileUse('https://h/b'), ('t',)))\n"
+        "failed = (each for each in iter(reports.get, None) if isinstance(each, orders.Failed))\n"
+        "for report in itertools.islice(failed, 381):\n"
+        "    print(report.number, report.error['code'], flush=True)\n"
+        "process.os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
+    expected = [f"{number} FILE_UNREACHABLE" for number in range(120, 500)]
+    assert done.stdout.splitlines() == [*expected, "500 FILE_NOT_FOUND"], done.stderr
+
+
 def test_a_defect_of_a_batch_is_the_end_of_its_files_only(tmp_path: Path) -> None:
     program = (
         "import queue, sys\n"

@@ -57,7 +57,9 @@ from farcall_endpoint.staging.settings import TransferSettings
 
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
-_MOST_THREADS: Final = 200
+_MOST_THREADS: Final = 400
+_MOST_THREADS_OF_ONE: Final = 120
+"""Of one submitter: those of a server that never answers hang, and others move their files."""
 _MOST_BATCHES: Final = 64
 _MOST_BATCHES_OF_ONE: Final = 16
 """At a time, of all submitters and of each: what comes meanwhile moves together afterwards."""
@@ -81,7 +83,7 @@ class Transfers:
         self._places = StagedDirectories(Path(settings.working_dir))
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
-        self._running = 0
+        self._running: collections.Counter[str] = collections.Counter()  # threads, by submitter
         self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pieces = PieceRequests(report)
@@ -148,8 +150,12 @@ class Transfers:
         if order.use.url.partition("://")[0] in BATCH_SCHEMES:
             with self._lock:
                 self._waiting.setdefault(order.submitter, []).append(order)
+        elif self._running[order.submitter] >= _MOST_THREADS_OF_ONE:
+            problem = f"{_MOST_THREADS_OF_ONE} earlier transfers of the same submitter hang"
+            refused = outcomes.file_unreachable(shown(order.use.url), problem)
+            self._end(order, orders.Failed(order.number, refused.to_json()))
         else:
-            self._start(lambda: self._transfer(order, cancelled))
+            self._start(order.submitter, lambda: self._transfer(order, cancelled))
 
     def begin_batch(self) -> None:
         """All orders that have come were given to :meth:`perform`: begin with those that move together. Each submitter
@@ -161,14 +167,14 @@ class Transfers:
                     self._batches[submitter] += 1
                     begun.append((submitter, self._waiting.pop(submitter)))
         for submitter, batch in begun:
-            self._start(functools.partial(self._move_batch, submitter, batch))
+            self._start(submitter, functools.partial(self._move_batch, submitter, batch))
 
-    def _start(self, work: Callable[[], None]) -> None:
+    def _start(self, submitter: str, work: Callable[[], None]) -> None:
         with self._lock:
-            if self._running >= _MOST_THREADS:
+            if self._running.total() >= _MOST_THREADS:
                 sys.stderr.write(f"{_MOST_THREADS} transfers hang\n")
                 os._exit(1)
-            self._running += 1
+            self._running[submitter] += 1
         threading.Thread(target=work, daemon=True).start()
 
     def _transfer(self, order: orders.Fetch | orders.Store, cancelled: threading.Event) -> None:
@@ -177,7 +183,12 @@ class Transfers:
             lambda: self._fetch(order, cancelled) if isinstance(order, orders.Fetch) else self._store(order, cancelled),
         )
         with self._lock:
-            self._running -= 1
+            self._stopped(order.submitter)
+
+    def _stopped(self, submitter: str) -> None:
+        self._running[submitter] -= 1
+        if not self._running[submitter]:
+            del self._running[submitter]
 
     def _attempt(self, order: orders.Fetch | orders.Store, work: Callable[[], Report | None]) -> bool:
         """Do something for a transfer, which has ended if that fails or returns a report. True if it has not."""
@@ -326,7 +337,7 @@ class Transfers:
                 for order in some:
                     self._end(order, self._failure(order, error))
         with self._lock:
-            self._running -= 1
+            self._stopped(submitter)
             self._batches[submitter] -= 1
             if not self._batches[submitter]:
                 del self._batches[submitter]
