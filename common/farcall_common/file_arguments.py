@@ -18,12 +18,12 @@ import os
 import re
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 from types import NoneType
 from typing import IO, Any, Final, Literal
 
-from farcall_common.errors import ConfigurationError, did_you_mean
+from farcall_common.errors import ConfigurationError, FarcallError, InvalidRequest, did_you_mean
 from farcall_common.limits import MAX_FILE_BYTES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
@@ -69,7 +69,7 @@ class File(os.PathLike[str]):
     :raises TypeError: for a value of another type, such as a ``pathlib.Path``.
     """
 
-    __slots__ = ("_mode", "_path", "sha256", "size_bytes", "url")
+    __slots__ = ("_is_doubtful", "_mode", "_path", "sha256", "size_bytes", "url")
 
     def __init__(
         self, url: str, mode: Mode | None = None, *, size_bytes: int | None = None, sha256: str | None = None
@@ -118,6 +118,7 @@ class File(os.PathLike[str]):
         self.sha256: str | None = sha256
         self._mode: Mode | None = mode
         self._path: str | None = None
+        self._is_doubtful = False
 
     @property
     def mode(self) -> Mode:
@@ -168,6 +169,14 @@ class File(os.PathLike[str]):
         found, returning = _here.found, _here.returning
         url = self.url
         if found is not None:
+            if self._is_doubtful:
+                _here.problems.append(
+                    InvalidRequest(
+                        f"{shown(url)} comes from a result, so another endpoint has named it. A call that reads it "
+                        "gives it to its own endpoint.",
+                        hint=f"If you want that, pass File({url!r}).",
+                    )
+                )
             url = _with_endpoint_id(url)
             found[url, self.mode, self.size_bytes, self.sha256] = None
         mode, path = self._mode, None if found is not None else self._path
@@ -175,22 +184,25 @@ class File(os.PathLike[str]):
             path = None
         if returning is not None and path is not None:
             mode, path = None, path if returning == "path" else None
-        return _restored, (url, mode, self.size_bytes, self.sha256, path)
+        restored = url, mode, self.size_bytes, self.sha256, path
+        return _restored, (*restored, True) if self._is_doubtful else restored
 
     def __farcall_json__(self) -> Described:
         """The file as JSON has it (:mod:`farcall_common.payload.data`).
 
         :raises ValueError: if it has a path: a writer of JSON could make readers open any file.
         """
-        _, (url, mode, size_bytes, sha256, path) = self.__reduce__()
+        url, mode, size_bytes, sha256, path = self.__reduce__()[1][:5]
         if path is not None:
             raise ValueError("a file with a path")
         return url, mode, size_bytes, sha256
 
     @classmethod
-    def __farcall_load__(cls, written: Any) -> File:
+    def __farcall_load__(cls, written: Any, writers: Collection[str] | None = None) -> File:
         """The file that a JSON writer has written, who may be hostile.
 
+        :param writers: the endpoints that may have written it; None: it is no result. A file of another endpoint is
+            then none that a call may have: its writer could get what it cannot read itself.
         :raises ValueError: if it is none.
         """
         types = [type(each) for each in written] if type(written) is list else []
@@ -198,7 +210,9 @@ class File(os.PathLike[str]):
             raise ValueError(f"no file: {written!r:.100}")
         url, mode, size_bytes, sha256 = written
         cls(url, mode, size_bytes=size_bytes, sha256=sha256)  # checks it
-        return _restored(url, mode, size_bytes, sha256, None)
+        source = source_of(url)
+        is_doubtful = writers is not None and bool(source) and source not in writers
+        return _restored(url, mode, size_bytes, sha256, None, is_doubtful)
 
     def described(self) -> Described:
         """What the file is, with its mode."""
@@ -276,11 +290,13 @@ _in_use = False
 
 class _Here(threading.local):
     """What this thread writes or reads. ``endpoint_id``: the id of an endpoint by its name, for files that are written.
-    ``target``: the endpoint that will read what is written, if it is known. ``calling``: whether what is written are
-    arguments of a call, which may run on another node. ``place``: gives a file that is read from arguments its path.
-    ``returning``: what is written of a file in a value that a task has returned."""
+    ``target``: the endpoint that will read what is written, if it is known. ``problems``: of files that are written,
+    which a serializer would take for defects of the argument. ``calling``: whether what is written are arguments of a
+    call, which may run on another node. ``place``: gives a file that is read from arguments its path. ``returning``:
+    what is written of a file in a value that a task has returned."""
 
     found: dict[Described, None] | None = None
+    problems: list[FarcallError] = []  # noqa: RUF012 - replaced before it is written
     endpoint_id: Callable[[str], str] | None = None
     target: str = ""
     calling: bool = False
@@ -308,14 +324,19 @@ def collecting(*, endpoint_id: Callable[[str], str] | None = None, target: str =
 
     :param endpoint_id: returns the id of an endpoint by its name: what is written of a file of an endpoint has the id.
     :param target: the endpoint that will read them, if it is known.
+    :raises FarcallError: at the end, of ``endpoint_id``.
+    :raises InvalidRequest: at the end, for a file of an endpoint that another one has named in a result.
     """
     found: dict[Described, None] = {}
-    former = _here.found, _here.endpoint_id, _here.target
-    _here.found, _here.endpoint_id, _here.target = found, endpoint_id, target
+    problems: list[FarcallError] = []
+    former = _here.found, _here.endpoint_id, _here.target, _here.problems
+    _here.found, _here.endpoint_id, _here.target, _here.problems = found, endpoint_id, target, problems
     try:
         yield found
     finally:
-        _here.found, _here.endpoint_id, _here.target = former
+        _here.found, _here.endpoint_id, _here.target, _here.problems = former
+    if problems:
+        raise problems[0]
 
 
 def note_read(url: str) -> None:
@@ -343,7 +364,12 @@ def _with_endpoint_id(url: str) -> str:
     name = source_of(url)
     if not name or _here.endpoint_id is None:
         return url
-    return f"{ENDPOINT}{_here.endpoint_id(urllib.parse.unquote(name))}{url[len(ENDPOINT) + len(name) :]}"
+    try:
+        endpoint_id = _here.endpoint_id(urllib.parse.unquote(name))
+    except FarcallError as error:
+        _here.problems.append(error)
+        return url
+    return f"{ENDPOINT}{endpoint_id}{url[len(ENDPOINT) + len(name) :]}"
 
 
 def with_outputs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -400,11 +426,19 @@ def returning(*, paths: bool) -> Iterator[None]:
         _here.returning = former
 
 
-def _restored(url: str, mode: Mode | None, size_bytes: int | None, sha256: str | None, path: str | None) -> File:
+def _restored(
+    url: str,
+    mode: Mode | None,
+    size_bytes: int | None,
+    sha256: str | None,
+    path: str | None,
+    is_doubtful: bool = False,
+) -> File:
     global _in_use
     _in_use = True
     file = File.__new__(File)
     file.url, file._mode, file.size_bytes, file.sha256, file._path = url, mode, size_bytes, sha256, path
+    file._is_doubtful = is_doubtful
     if path is None and _here.place is not None:
         file._path = _here.place(file)
     return file

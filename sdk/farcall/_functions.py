@@ -21,7 +21,7 @@ from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common import file_arguments
-from farcall_common.errors import ConfigurationError, FarcallError, PayloadTooLarge, SerializationError
+from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
@@ -165,22 +165,11 @@ def pack_arguments(
     :raises SerializationError: if an argument cannot be serialized; the message names it.
     :raises PayloadTooLarge: if the arguments take more than 10 MiB; the message names the largest.
     :raises FarcallError: of ``endpoint_id``.
-    :raises InvalidRequest: for files of too many endpoints.
+    :raises InvalidRequest: for files of too many endpoints, or one that another endpoint has named in a result.
     """
     if file_arguments.in_use():
-        problems: list[FarcallError] = []
-
-        def id_of(name: str) -> str:
-            try:
-                return name if endpoint_id is None else endpoint_id(name)
-            except FarcallError as error:  # in a serializer, which would take it for a defect of the argument
-                problems.append(error)
-                return name
-
-        with file_arguments.collecting(endpoint_id=id_of, target=target) as found:
+        with file_arguments.collecting(endpoint_id=endpoint_id, target=target) as found:
             packed = _pack(args, file_arguments.with_outputs(kwargs), function_name, serializer, reads_binary)
-        if problems:
-            raise problems[0]
         if not found:
             return packed
         needed = packed.requirements or Requirements(frozenset(), None)

@@ -35,6 +35,7 @@ from farcall_common.errors import (
 )
 from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
+from farcall_common.payload.data import writers
 from farcall_common.payload.include import hint_for_missing
 from farcall_common.progress import PROGRESS
 from farcall_common.staging import STAGING
@@ -122,6 +123,14 @@ def _exception_data(result: StreamResult) -> bytes | None:
     return data.encode(errors="replace") if isinstance(data, str) else None
 
 
+def _load(serializer: Serializer, data: Piece, origin: Origin) -> Any:
+    writers.endpoint_ids = origin.endpoint_ids
+    try:
+        return load_user_data(lambda: serializer.deserialize(data))
+    finally:
+        writers.endpoint_ids = None
+
+
 class ResultReader:
     """Reads the values of results, and downloads those that are blobs. May be used from any thread."""
 
@@ -168,7 +177,7 @@ class ResultReader:
             )
         found = self._fetch(result, origin) if data is None else data
         serializer = self._serializer_for(found, origin, f"the result of task {result.task_id}")
-        return load_user_data(lambda: serializer.deserialize(found))
+        return _load(serializer, found, origin)
 
     def read_other(self, data: bytes, origin: Origin, what: str) -> Any:
         """A value that came beside the result of a task.
@@ -178,8 +187,7 @@ class ResultReader:
         :raises DeserializationError: if it cannot be read here.
         :raises FarcallError: if the API cannot be asked whose the endpoint is.
         """
-        serializer = self._serializer_for(data, origin, what)
-        return load_user_data(lambda: serializer.deserialize(data))
+        return _load(self._serializer_for(data, origin, what), data, origin)
 
     def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
         return self._policy.serializer_for(found, origin, allowed=self.allowed, what=what)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,6 +30,7 @@ from farcall.testing import FakeCloud
 from farcall_common.file_arguments import has_files, without_files
 from farcall_common.limits import MAX_FILES
 from farcall_common.payload import Serializer
+from farcall_common.payload.data import FILE_KEY, JSONData, writers
 from farcall_common.staged_files import unpack_files
 from farcall_common.staging import Staging
 from farcall_common.task_options import source_file
@@ -326,3 +328,30 @@ def test_a_request_has_the_sources_of_its_tasks_and_no_others() -> None:
         client.batch_run(cloud.endpoint_id, batch)
         assert submitted.sources[-1] == (LAB, HOME)
         assert batch.prepare()["sources"] == (LAB, HOME)
+
+
+# -- results of endpoints that are not trusted -------------------------------------------------------------------------
+
+KEY = "endpoint://11111111-2222-4333-8444-555555555555/home/me/.ssh/id_rsa"
+READER = "99999999-2222-4333-8444-555555555555"
+
+
+def returned(url: str) -> Any:
+    """A file that an endpoint has returned as JSON."""
+    writers.endpoint_ids = (READER,)
+    try:
+        return JSONData().load(json.dumps({FILE_KEY: [url, "r", None, None]}).encode())
+    finally:
+        writers.endpoint_ids = None
+
+
+def test_an_endpoint_cannot_name_the_files_of_another_one_in_a_result() -> None:
+    for file in (returned(KEY), pickle.loads(pickle.dumps(returned(KEY)))):
+        with pytest.raises(InvalidRequest, match="another endpoint has named it"):
+            pack_call((file,), {}, function_name="print", endpoint_id=str, target=READER)
+
+
+def test_a_file_of_the_endpoint_that_returned_it_goes_to_the_next_call() -> None:
+    for file in (returned(f"endpoint://{READER}/data/a"), returned("s3://lab/a"), File(returned(KEY).url)):
+        packed = pack_call((file,), {}, function_name="print", endpoint_id=str, target=READER)
+        assert packed.requirements is not None

@@ -22,7 +22,8 @@ import json
 import pickle
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
@@ -178,6 +179,15 @@ def _check_lossless(value: object) -> None:
             raise TypeError(f"a {kind.__name__}")
 
 
+class _Writers(threading.local):
+    """Of what this thread reads. ``endpoint_ids``: None: it is no result."""
+
+    endpoint_ids: Collection[str] | None = None
+
+
+writers: Final = _Writers()
+
+
 def _with_files(value: object) -> object:
     """A value from JSON with the files in it."""
     # Here, not at the top: most programs have no files.
@@ -188,7 +198,7 @@ def _with_files(value: object) -> object:
     if type(value) is not dict:
         return value
     if value.keys() == {FILE_KEY}:
-        return File.__farcall_load__(value[FILE_KEY])
+        return File.__farcall_load__(value[FILE_KEY], writers.endpoint_ids)
     return {key: _with_files(each) for key, each in value.items()}
 
 
