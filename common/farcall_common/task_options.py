@@ -236,11 +236,11 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 
 def source_file(endpoint_id: str, path: str) -> str:
-    """A file of another endpoint in options: the first half of its SHA-256, in hexadecimal.
+    """A file of another endpoint in options: the SHA-256 of its endpoint and path, in hexadecimal.
 
     :param path: absolute, without percent signs of a URL.
     """
-    return hashlib.sha256(f"{endpoint_id}{path}".encode(errors="replace")).hexdigest()[:32]
+    return hashlib.sha256(f"{endpoint_id}{path}".encode(errors="replace")).hexdigest()
 
 
 def take_former(fields: dict[str, Any]) -> TaskOptions:

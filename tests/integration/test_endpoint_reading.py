@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,34 @@ def test_links_and_pipes_of_a_task_lead_nowhere(working_dir: Path, own: Path) ->
     own.rename(own.with_name("away"))
     own.symlink_to(ada)
     assert reason(readable, GRACE, own / "secret") in (FileReason.NOT_PERMITTED, FileReason.NOT_FOUND)
+
+
+def test_a_lease_of_a_task_on_its_file_makes_nobody_wait(working_dir: Path, own: Path) -> None:
+    (own / "leased").write_text("data")
+    with (own / "leased").open("r+") as file:
+        former = signal.signal(signal.SIGIO, signal.SIG_IGN)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        assert reason(files(working_dir), GRACE, own / "leased") is FileReason.NOT_READ
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        signal.signal(signal.SIGIO, former)
+    assert read(files(working_dir), GRACE, own / "leased").data == b"data"
+
+
+def test_files_without_a_known_size_are_refused(working_dir: Path) -> None:
+    for max_bytes in (0, 100):
+        with pytest.raises(NotReadable) as caught:
+            read(files(working_dir), OWNER, "/proc/self/status", max_bytes=max_bytes)
+        assert caught.value.reason is FileReason.NOT_A_FILE
+
+
+def test_a_path_that_this_process_cannot_encode_is_not_found(
+    working_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise UnicodeEncodeError("ascii", "日", 0, 1, "ordinal not in range")
+
+    monkeypatch.setattr(os, "open", refuse)  # as in a locale that is not UTF-8
+    assert reason(files(working_dir), OWNER, "/data/日") is FileReason.NOT_FOUND
 
 
 def test_others_read_what_they_have_in_memory(working_dir: Path, tmp_path: Path) -> None:

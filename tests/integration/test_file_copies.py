@@ -257,12 +257,12 @@ def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
         node.copies.perform(Copy(content(), upstream.address, ""))
         other.copies.perform(Copy(content(), node.copies.address, ""))
         with upstream.accept() as connection:
-            for start in range(0, len(DATA) - 10, 500_000):
-                connection.sendall(DATA[start : start + 500_000])
+            for start in range(0, len(DATA) - 1, 500_000):
+                connection.sendall(DATA[start : min(start + 500_000, len(DATA) - 1)])
                 least = start // 2**20 * 2**20  # it reads as much at a time, or less
                 wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
             assert not node.copies.events()
-            connection.sendall(b"")
+            connection.sendall(DATA[-1:])
     for each in (node, other):
         assert ended(each) == CopyEnded(content())
     assert other.files() == [content().sha256]

@@ -534,7 +534,7 @@ def test_the_submitter_may_use_the_endpoints_whose_files_the_tasks_read(lab: Lab
     assert lab.submit(sources=["../x"]).status == 422
     assert lab.submit(source_files=["../x"]).status == 422
     lab.api.share(f"endpoints/{source}", ALICE, caller=BOB)
-    assert lab.submit(sources=[source, lab.endpoint_id], source_files=["ab" * 16]).status == 200
+    assert lab.submit(sources=[source, lab.endpoint_id], source_files=["ab" * 32]).status == 200
     entries = lab.records.audit.list_entries([ALICE.identity_id])
     [entry] = [each for each in entries if each.action == "tasks.submit"]
     assert entry.detail["sources"] == [source, lab.endpoint_id]
@@ -544,4 +544,4 @@ def test_the_submitter_may_use_the_endpoints_whose_files_the_tasks_read(lab: Lab
     single.mark_restored(lab.queue, lab.endpoint_id, fence)
     [queued] = single.lease(lab.queue, lab.endpoint_id, fence, limit=1, lease_s=9)
     assert queued.task.options.sources == (source, lab.endpoint_id)
-    assert queued.task.options.source_files == ("ab" * 16,)
+    assert queued.task.options.source_files == ("ab" * 32,)

@@ -41,6 +41,8 @@ from farcall_common.wire import (
     CancelTasks,
     Credit,
     Envelope,
+    FilePiece,
+    FileWanted,
     Goodbye,
     Heartbeat,
     Hello,
@@ -440,7 +442,9 @@ def _slim_received(message: Message) -> Message:
             return msgspec.structs.replace(message, forget=())
         case RunTasks(tasks=tasks):
             return RunTasks(tasks=(_NO_TASK,) * len(tasks))
-        case CancelTasks() | ResultsRecorded() | BlobGrant() | BlobPiece() | BlobTaken():
+        case (
+            CancelTasks() | ResultsRecorded() | BlobGrant() | BlobPiece() | BlobTaken() | FilePiece() | FileWanted()
+        ):  # some have signed URLs, or paths of others
             return CancelTasks(task_ids=())  # the same to a session
         case _:
             return message

@@ -24,6 +24,8 @@ _logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 4
 """Pieces in memory: as many threads read and upload them."""
+_AT_ONCE_OF_ONE: Final = 2
+"""The others are for submitters without any: a file system of one may hang."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -110,7 +112,10 @@ class FilesForOthers:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _begin(self, readable: ReadableFiles) -> None:
-        while self._taken < _AT_ONCE and (taken := self._queue.take()) is not None:
+        while self._taken < _AT_ONCE:
+            taken = self._queue.take(new_submitters_only=self._taken >= _AT_ONCE_OF_ONE)
+            if taken is None:
+                break
             self._taken += 1
             self._work().submit(functools.partial(self._read, readable, taken[1]))
 
@@ -128,8 +133,15 @@ class FilesForOthers:
                 request.submitter, wanted.path, offset_bytes=wanted.offset_bytes, max_bytes=wanted.max_bytes
             )
         except NotReadable as refusal:
-            return functools.partial(self._end, request, refusal.reason)
+            return functools.partial(self._was_refused, request, refusal.reason, str(refusal))
+        except Exception as error:  # noqa: BLE001 - a defect is the end of one request
+            return functools.partial(self._was_refused, request, FileReason.NOT_READ, repr(error))
         return functools.partial(self._was_read, request, piece)
+
+    def _was_refused(self, request: _Request, reason: FileReason, text: str) -> None:
+        wanted = request.message
+        _logger.info("a task of %s at another endpoint cannot read %r: %s", wanted.submitter, wanted.path, text)
+        self._end(request, reason)
 
     def _was_read(self, request: _Request, piece: ReadPiece) -> None:
         if request.is_over:
@@ -138,7 +150,7 @@ class FilesForOthers:
         request.piece = piece
         wanted = request.message
         if not wanted.max_bytes:  # once for each file that a task reads
-            _logger.info("a task of %s at another endpoint reads %s", wanted.submitter, wanted.path)
+            _logger.info("a task of %s at another endpoint reads %r", wanted.submitter, wanted.path)
         if not piece.data:
             self._end(request)
         elif self._blobs.is_relayed:

@@ -598,14 +598,16 @@ class Staging:
 
     def _failed(self, transfer: _Transfer, record: ErrorRecord, now: float) -> None:
         """A transfer on its way has failed: it is tried again, or its tasks fail."""
-        self.failures.append(record.message)
+        is_offline = record.code == outcomes.file_endpoint_offline.code
+        if not is_offline or transfer.failed_at is None:  # of what lasts, one line
+            self.failures.append(record.message)
         has_no_room = record.code == outcomes.files_no_room.code
         if has_no_room and self._make_room(transfer, record, now):
             return
         if transfer.failed_at is None:
             transfer.failed_at = now
         fetch_retry_s = 0.0 if has_no_room else _FETCH_RETRY_S
-        if record.code == outcomes.file_endpoint_offline.code:
+        if is_offline:
             fetch_retry_s = max(fetch_retry_s, self._silence_s)
         retry_s = _STORE_RETRY_S if transfer.use.mode == "w" else fetch_retry_s
         if record.retryable and (transfer.backoff.failures + 1 < _TRIES or now < transfer.failed_at + retry_s):

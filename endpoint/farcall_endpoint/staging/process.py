@@ -238,7 +238,7 @@ class Transfers:
         use, submitter = order.use, order.submitter
         if use.sha256 and (size_bytes := self._link(order, use.sha256)) is not None:
             return orders.Fetched(order.number, size_bytes, use.sha256, cached=True)
-        mover = self._mover(order)
+        mover = self._mover(order, cancelled)
         is_again = False
         while True:
             found = mover.stat(use.url)
@@ -255,10 +255,12 @@ class Transfers:
                 continue
             return orders.Fetched(order.number, size_bytes, sha256, cached=False)
 
-    def _mover(self, order: orders.Fetch) -> Mover:
+    def _mover(self, order: orders.Fetch, cancelled: threading.Event) -> Mover:
         """What gets a file. Who may read a file of another endpoint is decided there."""
         if order.use.url.startswith(f"{SCHEME}://"):
-            return EndpointMover(self._pieces, submitter=order.submitter, task_ids=order.task_ids)
+            return EndpointMover(
+                self._pieces, submitter=order.submitter, task_ids=order.task_ids, cancelled=cancelled.is_set
+            )
         return self._access.mover(order.submitter, order.use.url, write=False)
 
     def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:

@@ -31,10 +31,10 @@ _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP})
 
 
 class NotReadable(Exception):
-    """A file is not read. ``reason``: see :class:`~farcall_common.wire.FileReason`."""
+    """A file is not read. ``reason``: see :class:`~farcall_common.wire.FileReason`; the text is for the log."""
 
-    def __init__(self, reason: FileReason) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: FileReason, text: str = "") -> None:
+        super().__init__(text or reason)
         self.reason = reason
 
 
@@ -88,10 +88,12 @@ class ReadableFiles:
                 os.close(descriptor)
         except OSError as error:
             if error.errno in _MISSING:
-                raise NotReadable(FileReason.NOT_FOUND) from error
-            if error.errno in _DENIED:
-                raise NotReadable(FileReason.NOT_PERMITTED) from error
-            raise NotReadable(FileReason.NOT_READ) from error
+                reason = FileReason.NOT_FOUND
+            else:
+                reason = FileReason.NOT_PERMITTED if error.errno in _DENIED else FileReason.NOT_READ
+            raise NotReadable(reason, error.strerror or "") from error
+        except ValueError as error:  # the file system of this process has no such names
+            raise NotReadable(FileReason.NOT_FOUND, str(error)) from error
 
     def _open(self, submitter: str, path: str) -> int:
         wanted = PurePosixPath(path)
@@ -127,20 +129,23 @@ def _regular(found: int) -> int:
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
             raise NotReadable(FileReason.NOT_A_FILE)
-        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY)
+        # Without waiting: a task may hold a lease on its file.
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
     finally:
         os.close(found)
 
 
 def _read(descriptor: int, offset_bytes: int, max_bytes: int) -> ReadPiece:
     pieces: list[bytes] = []
-    left_bytes = max_bytes
-    while left_bytes and (piece := os.pread(descriptor, left_bytes, offset_bytes)):
+    at, left_bytes = offset_bytes, max_bytes
+    while left_bytes and (piece := os.pread(descriptor, left_bytes, at)):
         pieces.append(piece)
-        offset_bytes += len(piece)
+        at += len(piece)
         left_bytes -= len(piece)
     data = b"".join(pieces)
     # After the read: a file that has changed meanwhile has another version than before.
     found = os.fstat(descriptor)
+    if not found.st_size and os.pread(descriptor, 1, 0):
+        raise NotReadable(FileReason.NOT_A_FILE, "its size is not known, as in /proc")
     version = f"{found.st_mtime_ns}-{found.st_ino}-{found.st_size}"
     return ReadPiece(found.st_size, version, data, hashlib.sha256(data).hexdigest() if data else "")

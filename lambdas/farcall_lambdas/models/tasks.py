@@ -127,7 +127,7 @@ class SubmitOptions(_PlainOptions):
     sources: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_SOURCES)] | None = None
     source_files: (
         Annotated[
-            list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(fail_fast=True, max_length=MAX_SOURCE_FILES)
+            list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]], Field(fail_fast=True, max_length=MAX_SOURCE_FILES)
         ]
         | None
     ) = None

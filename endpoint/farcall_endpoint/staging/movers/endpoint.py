@@ -39,8 +39,6 @@ _TIMEOUT: Final = httpx.Timeout(30.0, connect=5.0)
 _TRIES: Final = 3
 _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 1.6
-_STAT_LIMIT_S: Final = 600.0
-"""A look-up cannot be cancelled. The agent answers before that, unless very many others wait."""
 
 _DENIED: Final = {
     FileReason.NOT_PERMITTED: "the task's submitter may not read it at its endpoint",
@@ -50,10 +48,9 @@ _DENIED: Final = {
     FileReason.NOT_LEASED: "the task has ended",
 }
 _UNSUPPORTED: Final = {
-    FileReason.NOT_A_FILE: "it is no regular file",
+    FileReason.NOT_A_FILE: "it is a directory, a device, or a file whose size is not known, as in /proc",
     FileReason.TOO_OLD: "the release of its endpoint is too old to pass files on",
     FileReason.TOO_LARGE: "it is larger than the deployment passes on (FARCALL_MAX_RELAY_BYTES)",
-    FileReason.QUOTA: "the task's submitter has stored too much in a day",
     orders.SEALED: "the call is sealed, and the file would not be: it passes through the deployment",
     orders.FORWARDER_TOO_OLD: "the deployment is too old to pass files on",
 }
@@ -61,6 +58,7 @@ _UNREACHABLE: Final = {
     FileReason.NOT_READ: "its endpoint could not read or send it",
     FileReason.NO_ANSWER: "its endpoint does not answer",
     FileReason.BUSY: "its endpoint has too many requests",
+    FileReason.QUOTA: "the task's submitter has stored too much in a day; there is room again within hours",
     orders.NOT_CONNECTED: "this endpoint is not connected",
     orders.BLOBS_UNREACHABLE: "the blob store of the deployment",
 }
@@ -118,21 +116,30 @@ class PieceRequests:
 
 
 class EndpointMover:
-    """Gets one file, for tasks of one submitter."""
+    """Gets one file, for tasks of one submitter.
 
-    def __init__(self, requests: PieceRequests, *, submitter: str, task_ids: tuple[str, ...]) -> None:
+    :param cancelled: whether the file is not needed any more.
+    """
+
+    def __init__(
+        self,
+        requests: PieceRequests,
+        *,
+        submitter: str,
+        task_ids: tuple[str, ...],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._requests = requests
         self._submitter = submitter
         self._task_ids = task_ids
+        self._cancelled = cancelled
         self._most_bytes = 0
 
     def stat(self, url: str) -> Found:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
         request = self._want(url, 0, 0)
         try:
-            answer = request.answer.result(_STAT_LIMIT_S)
-        except TimeoutError as error:
-            raise MoveError(_record(url, FileReason.NO_ANSWER)) from error
+            answer = _wait(request, self._cancelled)
         finally:
             self._requests.take(request)
         self._check(url, answer)
