@@ -11,6 +11,8 @@ import msgspec
 import pytest
 
 from farcall_common import wire
+from farcall_common.errors import ProtocolError
+from farcall_common.limits import MAX_URL_CHARACTERS
 from farcall_common.store.model import BlobRef, Endpoint, FileAnswer, FileAsk, ObjectKind, Right, Share
 from farcall_common.task_options import source_file
 from farcall_common.wire import FileReason
@@ -20,6 +22,7 @@ from farcall_forwarder.core.event_log import EventLog
 from farcall_forwarder.core.events import Received, UploadGranted
 from farcall_forwarder.core.files import (
     MAX_PULLS,
+    MAX_READS,
     MAX_READS_OF_ONE,
     AnswerFile,
     AskFile,
@@ -186,6 +189,45 @@ def test_pulls_of_one_agent_are_bounded() -> None:
     assert world.hears(pull("p0")) == []
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_pull_counts_until_the_forwarder_was_asked_even_if_it_is_over(*, is_taken: bool) -> None:
+    world = reading(file_pull_s=5.0)
+    steps = [step for number in range(MAX_PULLS) for step in world.hears(pull(f"p{number}"))]
+    assert len(steps) == MAX_PULLS
+    if is_taken:
+        assert world.hears(wire.FilesTaken(request_ids=tuple(f"p{number}" for number in range(MAX_PULLS)))) == []
+    pieces = [each for _ in range(2) for each in sent(world.passes(6)) if isinstance(each, wire.FilePiece)]
+    assert [each.reason for each in pieces] == ([] if is_taken else [FileReason.NO_ANSWER] * MAX_PULLS)
+    assert refusal(world.hears(pull("more"))) == FileReason.BUSY
+    first = steps[0]
+    assert isinstance(first, AskFile)
+    assert world.on(FileAsked(first.ask.request_id, FileReason.OFFLINE)) == []  # the agent waits for nothing
+    [step] = world.hears(pull("more"))
+    assert isinstance(step, AskFile)
+    world.hears(wire.Goodbye())
+    assert len(world.core._context.file_pulls) == 0
+
+
+def test_the_piece_of_a_pull_that_is_over_is_deleted() -> None:
+    world = reading()
+    [step] = world.hears(pull())
+    assert isinstance(step, AskFile)
+    assert world.hears(wire.FilesTaken(request_ids=("p1",))) == []
+    assert world.on(FileMessagesHeard([answer_to(step)])) == [DeletePieces([piece_key(step.ask.request_id, SHA)])]
+    assert world.on(FileAsked(step.ask.request_id)) == []
+
+
+def test_a_piece_that_cannot_be_signed_is_deleted_and_the_agent_hears_why() -> None:
+    world = reading()
+    step = asked(world)
+    [sign] = world.on(FileMessagesHeard([answer_to(step)]))
+    assert isinstance(sign, SignPiece)
+    assert (sign.submitter, sign.piece_bytes) == (OWNER_ID, 100)
+    actions = world.on(PieceSigned(sign.request_id, reason=FileReason.NO_ANSWER))
+    assert refusal(actions) == FileReason.NO_ANSWER
+    assert DeletePieces([sign.blob_key]) in actions
+
+
 def test_a_piece_is_relayed_to_the_agent_that_was_given_it() -> None:
     world = reading()
     step = asked(world)
@@ -265,6 +307,23 @@ def test_a_piece_is_uploaded_under_its_request_and_no_larger_than_was_asked_for(
     assert refused.error is not None
 
 
+def test_one_request_has_one_piece() -> None:
+    world, other = wanted(), "cd" * 32
+    request = wire.BlobRequest(task_id="r1", attempt=0, size_bytes=100, sha256=SHA)
+    push = wire.BlobPush(task_id="r1", attempt=0, size_bytes=100, sha256=SHA)
+    assert isinstance(world.hears(request)[0], do.GrantUpload)
+    for second in (request, push):
+        [refused] = sent(world.hears(msgspec.structs.replace(second, sha256=other)))
+        assert isinstance(refused, wire.BlobGrant | wire.BlobTaken)
+        assert refused.error is not None
+    assert isinstance(world.hears(request)[0], do.GrantUpload)  # an upload that is tried again
+    [taken] = sent(world.hears(push))
+    assert isinstance(taken, wire.BlobTaken)
+    assert taken.error is None
+    assert world.hears(file_read(sha256=other)) == []
+    assert [type(each) for each in world.hears(file_read())] == [AnswerFile]
+
+
 def test_agents_that_cannot_be_asked_are_answered_for() -> None:
     world = World()
 
@@ -296,6 +355,25 @@ def test_requests_of_one_submitter_at_one_agent_are_bounded() -> None:
     assert isinstance(of_other, wire.FileWanted)
 
 
+def test_a_submitter_gets_one_request_at_an_agent_however_many_others_have() -> None:
+    world, submitters = wanted(), [f"other-{number}" for number in range(MAX_READS // MAX_READS_OF_ONE)]
+    asks = [
+        msgspec.structs.replace(ASK, request_id=f"{each}.{number}", submitter=each)
+        for each in submitters
+        for number in range(MAX_READS_OF_ONE)
+    ]
+    actions = world.on(FileMessagesHeard(asks))
+    assert len(sent(actions)) == MAX_READS - 1  # with that of wanted()
+    assert len(submitters) > 2
+    late = [msgspec.structs.replace(ASK, request_id=f"late-{number}", submitter="late") for number in range(2)]
+    first, second = world.on(FileMessagesHeard(late))
+    [message] = sent([first])
+    assert isinstance(message, wire.FileWanted)
+    assert message.submitter == "late"
+    assert isinstance(second, AnswerFile)
+    assert second.answer.reason == FileReason.BUSY
+
+
 def test_the_event_log_has_no_paths_and_no_urls() -> None:
     world, log = reading(), EventLog()
     log.add([Received(b"agent", AGENT, wire.Envelope(pull(path="/secret")))], world.now)
@@ -303,6 +381,41 @@ def test_the_event_log_has_no_paths_and_no_urls() -> None:
     text = str(list(log.records()))
     assert "secret" not in text
     assert "/data/a" not in text
+
+
+def test_the_event_log_counts_the_paths_that_it_keeps() -> None:
+    log, ask = EventLog(max_bytes=100_000), msgspec.structs.replace(ASK, path="/" + "x" * 40_000)
+    for _ in range(5):
+        log.add([FileMessagesHeard([ask])], World().now)
+    assert (len(log), log.dropped_turns) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "most"),
+    [
+        (pull(), "request_id", 64),
+        (pull(), "task_id", 64),
+        (pull(), "endpoint_id", 64),
+        (pull(), "path", MAX_URL_CHARACTERS),
+        (file_read(), "request_id", 64),
+        (file_read(), "version", 100),
+        (wire.FileWanted(request_id="r1", submitter="s", path="/"), "request_id", 64),
+        (wire.FileWanted(request_id="r1", submitter="s", path="/"), "path", MAX_URL_CHARACTERS),
+        (wire.FilePiece(request_id="p1"), "request_id", 64),
+        (wire.FilePiece(request_id="p1"), "version", 100),
+    ],
+)
+def test_texts_of_messages_about_files_are_bounded(message: wire.Message, field: str, most: int) -> None:
+    longest = msgspec.structs.replace(message, **{field: "x" * most})
+    assert wire.decode(wire.encode(wire.Envelope(longest))).message == longest
+    with pytest.raises(ProtocolError):
+        wire.decode(wire.encode(wire.Envelope(msgspec.structs.replace(message, **{field: "x" * (most + 1)}))))
+
+
+@pytest.mark.parametrize("request_ids", [("x" * 65,), tuple(map(str, range(1001)))])
+def test_ids_of_pieces_that_are_taken_are_bounded(request_ids: tuple[str, ...]) -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode(wire.encode(wire.Envelope(wire.FilesTaken(request_ids=request_ids))))
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -326,6 +439,30 @@ class Lab:
         assert list(self.listener.take_file_messages()) == ([] if event.reason else [ask])
         return event.reason
 
+    def sign_step(self, *, piece_bytes: int) -> SignPiece:
+        return SignPiece("r1", piece_key("r1", SHA), 60, OWNER_ID, piece_bytes, 100 * 1024)
+
+    def sign(self, *, piece_bytes: int) -> PieceSigned:
+        [event] = self.steps.perform([self.sign_step(piece_bytes=piece_bytes)])
+        assert isinstance(event, PieceSigned)
+        return event
+
+    def taken(self) -> int:
+        """Bytes that the submitter has used up."""
+        left = self.queue.take_tokens(f"stored:{OWNER_ID}", 100, rate_per_s=1e-9, burst=100)
+        self.queue.take_tokens(f"stored:{OWNER_ID}", -left.tokens, rate_per_s=1e-9, burst=100, in_debt=True)
+        return (100 - left.tokens) * 1024
+
+
+class Broken:
+    """A store whose driver raises errors that are not Unavailable."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*args: object, **fields: object) -> None:
+            raise RuntimeError("credentials cannot be had")
+
+        return fail
+
 
 def test_the_submitter_needs_the_right_to_use_the_endpoint_for_each_piece() -> None:
     lab = Lab()
@@ -342,12 +479,34 @@ def test_the_submitter_needs_the_right_to_use_the_endpoint_for_each_piece() -> N
     assert Lab(public=True).ask() == ""
 
 
-def test_pieces_count_as_stored_bytes() -> None:
+def test_pieces_count_as_stored_bytes_when_they_are_there() -> None:
     lab = Lab(public=True)
-    assert lab.ask(max_bytes=200 * 1024) == ""
+    for _ in range(3):  # the source is busy, or its answer is small
+        assert lab.ask(max_bytes=200 * 1024) == ""
+    lab.sign(piece_bytes=10)
+    assert lab.taken() == 1024
+    lab.sign(piece_bytes=200 * 1024)
     assert lab.ask(max_bytes=1) == FileReason.QUOTA
     assert lab.ask(max_bytes=0) == ""
     assert lab.ask(max_bytes=1, submitter="other") == ""
+
+
+def test_an_offline_source_costs_no_bytes() -> None:
+    lab = Lab(public=True)
+    lab.listener.close()
+    assert lab.ask(max_bytes=200 * 1024) == FileReason.OFFLINE
+    assert lab.taken() == 0
+
+
+def test_errors_of_the_stores_end_the_pull_and_not_the_forwarder(caplog: pytest.LogCaptureFixture) -> None:
+    lab = Lab(public=True)
+    broken = StoreSteps(
+        dataclasses.replace(lab.stores, blobs=Broken(), queue=Broken()), forwarder_id="here", clock=lambda: 0.0
+    )
+    steps: list[do.StoreStep] = [AskFile(ASK, 0), lab.sign_step(piece_bytes=1), AnswerFile("f", FileAnswer("r", "e"))]
+    events = [event for step in steps for event in broken.perform([step])]
+    assert events == [FileAsked("r1", FileReason.NO_ANSWER), PieceSigned("r1", reason=FileReason.NO_ANSWER)]
+    assert [record.exc_info is not None for record in caplog.records] == [True] * 3
 
 
 def test_an_endpoint_without_a_forwarder_is_offline_and_a_queue_that_is_away_gives_no_answer() -> None:
@@ -363,8 +522,6 @@ def test_pieces_are_signed_and_deleted() -> None:
     lab = Lab()
     key = piece_key("r1", SHA)
     lab.stores.blobs.write(key, b"piece")
-    [event] = lab.steps.perform([SignPiece("r1", key, 60)])
-    assert isinstance(event, PieceSigned)
-    assert key in event.url
+    assert key in lab.sign(piece_bytes=5).url
     assert lab.steps.perform([DeletePieces([key, "piece/unknown"])]) == []
     assert lab.stores.blobs.size_bytes(key) is None

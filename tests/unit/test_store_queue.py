@@ -171,12 +171,14 @@ class QueueSuite:
         clock.now = 100
         assert queue.take_tokens("alice", 25, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(25)
         assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 10.5)
+        assert queue.take_tokens("alice", 0, rate_per_s=2, burst=5) == TokensTaken(0, 10.5)
         clock.now = 105
         assert queue.take_tokens("alice", 2, rate_per_s=2, burst=5, in_debt=True) == TokensTaken(2)
         assert queue.take_tokens("alice", 1, rate_per_s=2, burst=5) == TokensTaken(0, 6.5)
         clock.now = 111.5
         assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(1)
         clock.now = 200
+        assert queue.take_tokens("alice", 0, rate_per_s=2, burst=5).wait_s <= 0
         assert queue.take_tokens("alice", 9, rate_per_s=2, burst=5) == TokensTaken(5)
 
     def test_token_bucket_tolerates_a_clock_set_back(self, queue: Queue, clock: Clock) -> None:

@@ -774,6 +774,7 @@ class Queue(Registry, Protocol):
         """Take up to ``tokens`` from a bucket that holds ``burst`` and fills by ``rate_per_s``. A new one is full.
 
         With ``in_debt``, take all of them: a bucket that had fewer gives none until it has filled up to one again.
+        0 tokens: how long to wait for one; not at all if ``wait_s`` is 0 or less.
         """
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from farcall_common.limits import MAX_URL_CHARACTERS
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.states import TaskState
 
@@ -25,6 +26,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Generation = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Position = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+#: Of what forwarders keep until a request for a file is answered.
+Id = Annotated[str, msgspec.Meta(max_length=64)]
+FilePath = Annotated[str, msgspec.Meta(max_length=MAX_URL_CHARACTERS)]
+MAX_VERSION_CHARACTERS: Final = 100
+FileVersion = Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -297,10 +303,10 @@ class FilePull(Message, frozen=True):
     """Requests a piece of a file of another endpoint, which a task of this agent names as a source; answered by
     FilePiece. ``max_bytes`` 0: only what there is. ``path`` is absolute."""
 
-    request_id: str
-    task_id: str
-    endpoint_id: str
-    path: str
+    request_id: Id
+    task_id: Id
+    endpoint_id: Id
+    path: FilePath
     offset_bytes: Offset = 0
     max_bytes: Count = 0
 
@@ -308,7 +314,7 @@ class FilePull(Message, frozen=True):
 class FilesTaken(Message, frozen=True):
     """The pieces of these requests are not needed any more, or will not be: the forwarder deletes them."""
 
-    request_ids: tuple[str, ...]
+    request_ids: Annotated[tuple[Id, ...], msgspec.Meta(max_length=1000)]
 
 
 class FileRead(Message, frozen=True):
@@ -316,9 +322,9 @@ class FileRead(Message, frozen=True):
     is in the blob store (see BlobRequest and BlobPush, with the id of the request in place of a task's). Or the
     ``reason`` why not: NOT_FOUND, NOT_PERMITTED, NOT_A_FILE, NOT_READ or SWITCHED_OFF."""
 
-    request_id: str
+    request_id: Id
     size_bytes: Offset = 0
-    version: str = ""
+    version: FileVersion = ""
     piece_bytes: Count = 0
     sha256: str = ""
     reason: str = ""
@@ -404,9 +410,9 @@ class OutputRequest(Message, frozen=True):
 class FileWanted(Message, frozen=True):
     """Requests a piece of a file of this endpoint, for a task of ``submitter`` elsewhere; answered by FileRead."""
 
-    request_id: str
+    request_id: Id
     submitter: str
-    path: str
+    path: FilePath
     offset_bytes: Offset = 0
     max_bytes: Count = 0
 
@@ -415,9 +421,9 @@ class FilePiece(Message, frozen=True):
     """Answers FilePull: the file has ``size_bytes`` and a ``version``, and ``url`` is a pre-signed GET for a piece of
     ``piece_bytes`` (see also BlobPull, with the id of the request in place of a task's). Or the ``reason`` why not."""
 
-    request_id: str
+    request_id: Id
     size_bytes: Offset = 0
-    version: str = ""
+    version: FileVersion = ""
     piece_bytes: Count = 0
     sha256: str = ""
     url: str = ""

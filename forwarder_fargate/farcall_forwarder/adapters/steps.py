@@ -14,7 +14,7 @@ from typing import Final
 
 from farcall_common.errors import ErrorRecord, FarcallError, Fault, Fenced, ProtocolError, QueueDataLost, Unavailable
 from farcall_common.limits import KIB
-from farcall_common.store.model import BlobRef, LeasedTask, OutputAnswer, SharedResults, TaskResult
+from farcall_common.store.model import BlobRef, LeasedTask, OutputAnswer, SharedResults, TaskResult, TokensTaken
 from farcall_common.store.ports import Blobs
 from farcall_common.store.rights import may_use_endpoint
 from farcall_common.store.settings import Stores
@@ -206,8 +206,8 @@ class StoreSteps:
     def _(self, step: AskFile) -> Event:
         try:
             reason = self._file_refusal(step) or ("" if self._queue.ask_file(step.ask) else FileReason.OFFLINE)
-        except Unavailable as error:
-            _logger.warning("files of other endpoints cannot be requested: %s", error)
+        except Exception as error:  # noqa: BLE001 - ends this pull, not the forwarder
+            _log_file_problem("a file of another endpoint cannot be requested", error)
             reason = FileReason.NO_ANSWER
         return FileAsked(step.ask.request_id, reason)
 
@@ -217,35 +217,43 @@ class StoreSteps:
         endpoint = self._records.endpoints.get_endpoint(ask.endpoint_id)
         if endpoint is None or not may_use_endpoint(self._records, endpoint, ask.submitter, now=self._clock()):
             return FileReason.NO_RIGHT
-        if not step.stored_bytes_per_day or not ask.max_bytes:
-            return ""
-        most = step.stored_bytes_per_day // KIB
-        # The bucket of the API, which counts the arguments of the same identity.
-        take = functools.partial(
-            self._queue.take_tokens, f"stored:{ask.submitter}", rate_per_s=most / _DAY_S, burst=most
+        # Nothing is taken before there is a piece: the source may be offline or busy.
+        has_room = not ask.max_bytes or self._count_stored(ask.submitter, 0, step.stored_bytes_per_day).wait_s <= 0
+        return "" if has_room else FileReason.QUOTA
+
+    def _count_stored(self, submitter: str, size_bytes: int, stored_bytes_per_day: int) -> TokensTaken:
+        """Count bytes in the bucket of the API, which counts the arguments of the same identity. Of 0 bytes, the answer
+        has how long to wait until there is room: not at all, or ``wait_s``."""
+        if not stored_bytes_per_day:
+            return TokensTaken(0)
+        most, tokens = stored_bytes_per_day // KIB, -(-size_bytes // KIB)
+        return self._queue.take_tokens(
+            f"stored:{submitter}", tokens, rate_per_s=most / _DAY_S, burst=most, in_debt=tokens > 0
         )
-        if not take(1).tokens:
-            return FileReason.QUOTA
-        take(ask.max_bytes // KIB, in_debt=True)
-        return ""
 
     @_perform.register
     def _(self, step: AnswerFile) -> None:
         try:
             self._queue.answer_file(step.forwarder_id, step.answer)
-        except Unavailable as error:
-            _logger.warning("the answer about a file does not reach its forwarder: %s", error)
+        except Exception as error:  # noqa: BLE001 - the forwarder that asked waits no longer than it would anyway
+            _log_file_problem("the answer about a file does not reach its forwarder", error)
 
     @_perform.register
     def _(self, step: SignPiece) -> Event:
-        return PieceSigned(step.request_id, self._blobs.download_url(step.blob_key, ttl_s=step.url_ttl_s))
+        try:
+            url = self._blobs.download_url(step.blob_key, ttl_s=step.url_ttl_s)
+            self._count_stored(step.submitter, step.piece_bytes, step.stored_bytes_per_day)
+        except Exception as error:  # noqa: BLE001 - ends this pull, not the forwarder
+            _log_file_problem("a piece of a file cannot be signed", error)
+            return PieceSigned(step.request_id, reason=FileReason.NO_ANSWER)
+        return PieceSigned(step.request_id, url)
 
     @_perform.register
     def _(self, step: DeletePieces) -> None:
         try:
             self._blobs.delete(step.blob_keys)
         except Exception as error:  # noqa: BLE001 - they are deleted after a day
-            _logger.warning("pieces of files cannot be deleted: %s", error)
+            _log_file_problem("pieces of files cannot be deleted", error)
 
     # -- result sharing between forwarders; these are hints, and not repeated while the queue is unavailable -----------
 
@@ -302,6 +310,13 @@ class StoreSteps:
     @_perform.register
     def _(self, step: do.Withdraw) -> None:
         self._queue.withdraw(step.forwarder_id)
+
+
+def _log_file_problem(problem: str, error: Exception) -> None:
+    if isinstance(error, Unavailable):
+        _logger.warning("%s: %s", problem, error)
+    else:
+        _logger.error("%s: %s", problem, error, exc_info=error)
 
 
 def _chunks(results: Sequence[TaskResult]) -> Iterator[list[TaskResult]]:

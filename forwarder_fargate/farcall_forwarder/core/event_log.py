@@ -7,6 +7,7 @@ events keep in memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, cast
 
@@ -14,10 +15,11 @@ import msgspec
 
 from farcall_common import event_log, wire
 from farcall_common.errors import ErrorRecord, FarcallError, error_from_record
-from farcall_common.store.model import PeerKey, TaskResult
+from farcall_common.store.model import FileMessage, PeerKey, TaskResult
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.events import Event
+from farcall_forwarder.core.files import FileMessagesHeard
 from farcall_forwarder.core.policy import Instant
 from farcall_forwarder.core.relay import PieceRead
 
@@ -93,8 +95,15 @@ def _size_bytes(event: Event) -> int:
             return sum(_RECORD_BYTES + len(task.payload or b"") for task in tasks.values())
         case PieceRead(piece=piece):
             return len(piece)
+        case FileMessagesHeard(messages=messages):
+            return sum(map(_text_bytes, messages))
         case _:
             return _RECORD_BYTES
+
+
+def _text_bytes(message: FileMessage) -> int:
+    texts = [value for value in msgspec.structs.astuple(message) if isinstance(value, str)]
+    return _RECORD_BYTES + sum(map(sys.getsizeof, texts))
 
 
 def _result_bytes(result: TaskResult) -> int:

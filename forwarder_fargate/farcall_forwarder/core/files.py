@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -24,6 +23,7 @@ from farcall_common.limits import MAX_FILE_BYTES
 from farcall_common.store.model import PIECES, BlobRef, FileAnswer, FileAsk, FileMessage
 from farcall_common.task_options import source_file
 from farcall_common.wire import READ_REASONS, FilePiece, FilePull, FileRead, FileReason
+from farcall_common.wire.messages import MAX_VERSION_CHARACTERS
 from farcall_forwarder.core.actions import Action, StoreStep
 from farcall_forwarder.core.events import Event
 from farcall_forwarder.core.leases import Lease, Stage
@@ -34,10 +34,9 @@ from farcall_forwarder.core.sessions import PeerSession
 #: Pulls of one agent that are not answered, and pieces that it has been given and has not taken.
 MAX_PULLS: Final = 16
 MAX_UNTAKEN: Final = 64
-#: Requests to one agent at a time: of all submitters, and of one.
+#: Requests to one agent at a time: of all submitters, and of one. One each submitter may have, whatever others have.
 MAX_READS: Final = 64
-MAX_READS_OF_ONE: Final = 32
-_MOST_VERSION_CHARACTERS: Final = 100
+MAX_READS_OF_ONE: Final = 16
 
 Send = Callable[[wire.Message, Instant], list[Action]]
 
@@ -46,8 +45,8 @@ Send = Callable[[wire.Message, Instant], list[Action]]
 
 
 class AskFile(StoreStep, frozen=True):
-    """Check that the submitter may use the endpoint, and has not stored too much; then ask its forwarder. Answered by
-    FileAsked. Not repeated while a store is unavailable: the agent tries again."""
+    """Check that the submitter may use the endpoint, and has not stored too much; then ask its forwarder. Always
+    answered by FileAsked. Not repeated while a store is unavailable: the agent tries again."""
 
     ask: FileAsk
     stored_bytes_per_day: int
@@ -61,11 +60,15 @@ class AnswerFile(StoreStep, frozen=True):
 
 
 class SignPiece(StoreStep, frozen=True):
-    """Create a pre-signed GET for a piece. Answered by PieceSigned."""
+    """Create a pre-signed GET for a piece, and count it as stored bytes of the submitter. Always answered by
+    PieceSigned. Not repeated, as AskFile."""
 
     request_id: str
     blob_key: str
     url_ttl_s: int
+    submitter: str
+    piece_bytes: int
+    stored_bytes_per_day: int
 
 
 class DeletePieces(StoreStep, frozen=True):
@@ -82,10 +85,11 @@ class FileAsked(Event, frozen=True):
 
 
 class PieceSigned(Event, frozen=True):
-    """``url`` is a pre-signed GET."""
+    """``url`` is a pre-signed GET, or there is a ``reason`` why not."""
 
     request_id: str
-    url: str
+    url: str = ""
+    reason: str = ""
 
 
 class FileMessagesHeard(Event, frozen=True):
@@ -100,13 +104,19 @@ class FileMessagesHeard(Event, frozen=True):
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pull:
     """A request of an agent. ``answer`` and ``ref`` are there when it was answered; then ``ends_at`` is when its piece
-    is deleted, else when the agent gets NO_ANSWER."""
+    is deleted, else when the agent gets NO_ANSWER.
+
+    ``is_asking``: AskFile is under way. A pull that is over by then (``is_over``) stays until that has an answer, and
+    counts as one of the agent's: however often an agent pulls and wants nothing, so many steps wait."""
 
     pull_id: str
     session: PeerSession
     message: FilePull
+    submitter: str
     ends_at: float
     answer: FileAnswer | None = None
+    is_asking: bool = True
+    is_over: bool = False
 
     @property
     def ref(self) -> BlobRef | None:
@@ -138,7 +148,7 @@ class FilePulls:
         if lease is None or (reason := self._refusal(own, message, lease)):
             return _send(session, _refused(message, reason if lease else FileReason.NOT_LEASED), now)
         pull_id = f"{session.session_id}.{next(self._numbers)}"
-        pull = _Pull(pull_id, session, message, now.mono + self._policy.file_pull_s)
+        pull = _Pull(pull_id, session, message, lease.owner_id, now.mono + self._policy.file_pull_s)
         self._pulls[pull_id] = own[message.request_id] = pull
         ask = FileAsk(
             pull_id,
@@ -167,7 +177,12 @@ class FilePulls:
     def on_asked(self, event: FileAsked, now: Instant) -> list[Action]:
         """The forwarder of the source was asked, or could not be."""
         pull = self._pulls.get(event.request_id)
-        return [] if pull is None or not event.reason else self._refuse(pull, event.reason, now)
+        if pull is None:
+            return []
+        pull.is_asking = False
+        if pull.is_over:
+            return self._end(pull)
+        return self._refuse(pull, event.reason, now) if event.reason else []
 
     def on_answer(self, answer: FileAnswer, now: Instant) -> list[Action]:
         """The forwarder of the source has an answer."""
@@ -178,22 +193,27 @@ class FilePulls:
         if not reason and answer.size_bytes > self._policy.max_relayed_file_bytes:
             reason = FileReason.TOO_LARGE
         pull.answer = answer
+        if pull.is_over:
+            return self._end(pull)
         if reason or pull.ref is None:
             return [*self._end(pull), *_send(pull.session, _piece(pull.message, answer, reason=reason), now)]
         pull.ends_at = now.mono + self._policy.file_piece_s
-        return [SignPiece(pull.pull_id, pull.ref.blob_key, round(self._policy.file_piece_s))]
+        url_ttl_s, per_day = round(self._policy.file_piece_s), self._policy.stored_bytes_per_day
+        return [SignPiece(pull.pull_id, pull.ref.blob_key, url_ttl_s, pull.submitter, pull.ref.size_bytes, per_day)]
 
     def on_signed(self, event: PieceSigned, now: Instant) -> list[Action]:
-        """The agent gets the URL of a piece."""
+        """The agent gets the URL of a piece, or the reason why there is none."""
         pull = self._pulls.get(event.request_id)
         if pull is None or pull.answer is None:
             return []
+        if event.reason:
+            return self._refuse(pull, event.reason, now)
         return _send(pull.session, _piece(pull.message, pull.answer, url=event.url), now)
 
     def taken(self, session: PeerSession, request_ids: Sequence[str]) -> list[Action]:
         """The agent does not need these pieces any more."""
         own = self._by_session.get(session.session_id, {})
-        return [action for id_ in request_ids if (pull := own.get(id_)) for action in self._end(pull)]
+        return [action for id_ in request_ids if (pull := own.get(id_)) for action in self._end_when_asked(pull)]
 
     def piece(self, session: PeerSession, request_id: str) -> BlobRef | None:
         """The piece that an agent has been given for a request."""
@@ -210,12 +230,18 @@ class FilePulls:
     def tick(self, now: Instant) -> list[Action]:
         """End pulls without an answer, and pieces that were not taken."""
         actions: list[Action] = []
-        for pull in [each for each in self._pulls.values() if now.mono >= each.ends_at]:
+        for pull in [each for each in self._pulls.values() if now.mono >= each.ends_at and not each.is_over]:
             actions += self._refuse(pull, FileReason.NO_ANSWER, now) if pull.answer is None else self._end(pull)
         return actions
 
     def _refuse(self, pull: _Pull, reason: str, now: Instant) -> list[Action]:
-        return [*self._end(pull), *_send(pull.session, _refused(pull.message, reason), now)]
+        return [*self._end_when_asked(pull), *_send(pull.session, _refused(pull.message, reason), now)]
+
+    def _end_when_asked(self, pull: _Pull) -> list[Action]:
+        if pull.is_asking and pull.answer is None:
+            pull.is_over = True
+            return []
+        return self._end(pull)
 
     def _end(self, pull: _Pull) -> list[Action]:
         del self._pulls[pull.pull_id]
@@ -261,19 +287,28 @@ def _piece(message: FilePull, answer: FileAnswer, *, url: str = "", reason: str 
 # -- for the agent that reads ------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(slots=True, eq=False)
+class _Read:
+    """A request to an agent. ``sha256``: of the piece whose upload was granted first; others are not."""
+
+    ask: FileAsk
+    ends_at: float
+    sha256: str = ""
+
+
 class FileReads:
     """The requests that one agent has not answered, in one session."""
 
     def __init__(self) -> None:
-        self._asks: dict[str, tuple[FileAsk, float]] = {}  # with the second at which it ends
+        self._reads: dict[str, _Read] = {}
 
     def begin(self, ask: FileAsk, send: Send, now: Instant, *, limit_s: float) -> list[Action]:
         """Send a request to the agent, or answer at once if it has too many."""
-        self._asks = {id_: each for id_, each in self._asks.items() if each[1] > now.mono}
-        if ask.request_id in self._asks:
+        self._reads = {id_: each for id_, each in self._reads.items() if each.ends_at > now.mono}
+        if ask.request_id in self._reads:
             return []
-        by_submitter = Counter(each.submitter for each, _ in self._asks.values())
-        if len(self._asks) >= MAX_READS or by_submitter[ask.submitter] >= MAX_READS_OF_ONE:
+        own = sum(each.ask.submitter == ask.submitter for each in self._reads.values())
+        if own and (len(self._reads) >= MAX_READS or own >= MAX_READS_OF_ONE):
             return [unread(ask, FileReason.BUSY)]
         wanted = wire.FileWanted(
             request_id=ask.request_id,
@@ -283,23 +318,27 @@ class FileReads:
             max_bytes=ask.max_bytes,
         )
         if actions := send(wanted, now):
-            self._asks[ask.request_id] = ask, now.mono + limit_s
+            self._reads[ask.request_id] = _Read(ask, now.mono + limit_s)
             return actions
         return [unread(ask, FileReason.OFFLINE)]
 
-    def piece_owner(self, request_id: str, size_bytes: int, now: Instant) -> str | None:
-        """What the key of a piece has in place of an owner, if a piece of this size was requested; else None."""
-        ask, ends_at = self._asks.get(request_id, (None, 0.0))
-        if ask is None or ends_at <= now.mono or not 0 < size_bytes <= ask.max_bytes:
+    def grant(self, request_id: str, size_bytes: int, sha256: str, now: Instant) -> str | None:
+        """What the key of a piece has in place of an owner, if a piece of this size was requested; else None. Only one
+        content is granted, however often the agent has to upload it."""
+        read = self._open(request_id, now)
+        if read is None or not 0 < size_bytes <= read.ask.max_bytes or read.sha256 not in ("", sha256):
             return None
+        if is_sha256(sha256):
+            read.sha256 = sha256
         return piece_owner(request_id)
 
     def answer(self, endpoint_id: str, message: FileRead, now: Instant) -> list[Action]:
         """Pass an agent's answer on, if it was asked, and if it can be one."""
-        ask, ends_at = self._asks.get(message.request_id, (None, 0.0))
-        if ask is None or ends_at <= now.mono or not _is_sound(message, ask):
+        read = self._open(message.request_id, now)
+        if read is None or not _is_sound(message, read):
             return []
-        del self._asks[message.request_id]
+        ask = read.ask
+        del self._reads[message.request_id]
         if message.reason:
             return [unread(ask, message.reason)]
         answer = FileAnswer(
@@ -314,8 +353,12 @@ class FileReads:
 
     def close(self) -> Iterator[Action]:
         """The session has ended: nothing more will be answered."""
-        asks, self._asks = self._asks, {}
-        return (unread(ask, FileReason.OFFLINE) for ask, _ in asks.values())
+        reads, self._reads = self._reads, {}
+        return (unread(read.ask, FileReason.OFFLINE) for read in reads.values())
+
+    def _open(self, request_id: str, now: Instant) -> _Read | None:
+        read = self._reads.get(request_id)
+        return None if read is None or read.ends_at <= now.mono else read
 
 
 def unread(ask: FileAsk, reason: str) -> Action:
@@ -323,16 +366,17 @@ def unread(ask: FileAsk, reason: str) -> Action:
     return AnswerFile(ask.forwarder_id, FileAnswer(ask.request_id, ask.endpoint_id, reason=reason))
 
 
-def _is_sound(message: FileRead, ask: FileAsk) -> bool:
+def _is_sound(message: FileRead, read: _Read) -> bool:
     """Whether a message can be an answer to a request."""
     if message.reason:
         return message.reason in READ_REASONS
     version = message.version
     return (
         message.size_bytes <= MAX_FILE_BYTES
-        and 0 < len(version) <= _MOST_VERSION_CHARACTERS
+        and 0 < len(version) <= MAX_VERSION_CHARACTERS
         and version.isascii()
         and version.isprintable()
-        and message.piece_bytes <= ask.max_bytes
+        and message.piece_bytes <= read.ask.max_bytes
         and (is_sha256(message.sha256) if message.piece_bytes else not message.sha256)
+        and (not message.piece_bytes or read.sha256 in ("", message.sha256))
     )

@@ -53,7 +53,7 @@ def _on_report(endpoint: Endpoint, message: wire.Message, frames: Sequence[bytes
             ref = lease.payload_to_pull if lease else piece
             return endpoint.relay.pull(endpoint.session, message, ref, now)
         case wire.BlobPush() if endpoint.session:
-            owner_id = _owner_of(endpoint, message.task_id, message.size_bytes, now)
+            owner_id = _owner_of(endpoint, message, now)
             return endpoint.relay.push(endpoint.session, message, frames, owner_id, now)
         case wire.FilePull() if endpoint.session:
             return endpoint.file_pulls.pull(endpoint.session, message, endpoint.leases.get(message.task_id), now)
@@ -129,7 +129,7 @@ def _take_results(endpoint: Endpoint, specs: Sequence[wire.ResultSpec], frames: 
 
 def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -> list[Action]:
     """A result is too big to travel inline: grant an upload, or refuse it with the reason."""
-    owner_id = _owner_of(endpoint, request.task_id, request.size_bytes, now)
+    owner_id = _owner_of(endpoint, request, now)
     error = uploads.refusal(request, is_leased=owner_id is not None, policy=endpoint.policy)
     if error:
         return endpoint.send(uploads.refused(request, error), now)
@@ -137,10 +137,11 @@ def _grant_upload(endpoint: Endpoint, request: wire.BlobRequest, now: Instant) -
     return [uploads.order(request, endpoint.endpoint_id, endpoint.generation, owner_id=owner_id, ttl_s=ttl_s)]
 
 
-def _owner_of(endpoint: Endpoint, request_id: str, size_bytes: int, now: Instant) -> str | None:
+def _owner_of(endpoint: Endpoint, upload: wire.BlobRequest | wire.BlobPush, now: Instant) -> str | None:
     """In whose name an agent may upload: that of a task's submitter, or a piece of a file that was requested of it."""
-    lease = endpoint.leases.get(request_id)
-    return lease.owner_id if lease else endpoint.file_reads.piece_owner(request_id, size_bytes, now)
+    if lease := endpoint.leases.get(upload.task_id):
+        return lease.owner_id
+    return endpoint.file_reads.grant(upload.task_id, upload.size_bytes, upload.sha256, now)
 
 
 def on_upload_granted(endpoint: Endpoint, event: ev.UploadGranted, now: Instant) -> list[Action]:
