@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.limits import MAX_FILE_BYTES
 
 #: The availability zones of a deployment. A synth without an account can name only two of a region.
 ZONES: Final = 2
@@ -49,6 +50,8 @@ EVERYONE: Final = "*"
 # Lambda allows 4 KiB for all environment variables of a function.
 _MAX_USER_CHARACTERS: Final = 2500
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+# More is no number of bytes for a forwarder.
+_MAX_STORED_BYTES: Final = 2**60
 # Retention periods that CloudWatch Logs accepts, without the very long ones.
 _LOG_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 180, 365)
 
@@ -319,8 +322,11 @@ Percent = Annotated[float, Field(gt=0, le=100)]
 class Limits(_Section):
     """Limits of the API, by the names of ``farcall_lambdas.settings``: days that a finished task and an audit entry are
     kept, days that a task may wait for its start, waiting tasks for one endpoint and for one identity, parts of the
-    queue's memory that may be used when tasks are submitted and by the tasks of one identity, and requests of one
-    identity per second and in a burst."""
+    queue's memory that may be used when tasks are submitted and by the tasks of one identity, requests of one
+    identity per second and in a burst, and bytes that one identity adds in a day.
+
+    The forwarder counts files of other endpoints among these bytes, and has a limit of its own: bytes of such a file.
+    """
 
     retention_days: PositiveNumber
     max_wait_days: PositiveNumber
@@ -331,10 +337,23 @@ class Limits(_Section):
     max_identity_memory_percent: Percent
     rate_per_s: PositiveNumber
     rate_burst: Positive
+    max_stored_bytes_per_day: Annotated[int, Field(ge=1, le=_MAX_STORED_BYTES)]
+    max_relay_bytes: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)]
 
     def environment(self) -> dict[str, str]:
         """The environment variables of the API and the reconciler."""
-        return {f"FARCALL_{name.upper()}": f"{value:.15g}" for name, value in self.model_dump().items()}
+        return self._variables(exclude={"max_relay_bytes"})
+
+    def forwarder_environment(self) -> dict[str, str]:
+        """The environment variables of the forwarder: it takes bytes of a day from the bucket of the API."""
+        return self._variables(include={"max_stored_bytes_per_day", "max_relay_bytes"})
+
+    def _variables(self, *, include: set[str] | None = None, exclude: set[str] | None = None) -> dict[str, str]:
+        values = self.model_dump(include=include, exclude=exclude)
+        return {
+            f"FARCALL_{name.upper()}": str(value) if isinstance(value, int) else f"{value:.15g}"
+            for name, value in values.items()
+        }
 
 
 class Budget(_Section):

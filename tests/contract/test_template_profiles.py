@@ -154,11 +154,16 @@ def test_forwarders_start_after_their_permissions_exist(aws: Templates) -> None:
     assert policies <= set(service["DependsOn"])
 
 
-def test_the_profiles_limits_are_passed_to_the_functions(aws: Templates, size: Profile) -> None:
+def test_the_profiles_limits_are_passed_to_functions_and_forwarders(aws: Templates, size: Profile) -> None:
     for handler in ("api.handle", "reconciler.handle"):
         environment = function_of(aws, handler)["Environment"]["Variables"]
         assert {name: environment[name] for name in size.limits.environment()} == size.limits.environment()
         assert int(environment["FARCALL_DATABASE_BYTES"]) == size.database.max_storage_gib * 2**30
+    (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    forwarder = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert {"FARCALL_MAX_RELAY_BYTES", "FARCALL_MAX_STORED_BYTES_PER_DAY"} <= set(forwarder)
+    assert forwarder["FARCALL_MAX_STORED_BYTES_PER_DAY"] == environment["FARCALL_MAX_STORED_BYTES_PER_DAY"]
+    assert forwarder["FARCALL_MAX_RELAY_BYTES"] == str(size.limits.max_relay_bytes)
     stage = the_one(aws, "AWS::ApiGateway::Stage")["MethodSettings"][0]
     assert 4 * size.limits.rate_per_s <= stage["ThrottlingRateLimit"]
     assert 4 * size.limits.rate_burst <= stage["ThrottlingBurstLimit"]

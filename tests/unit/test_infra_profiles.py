@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from farcall_common.errors import ConfigurationError
+from farcall_forwarder.settings import Settings
 from farcall_infra.deployment import TARGETS, deployment_from_context
 from farcall_infra.profiles import DEFAULT_PROFILES, load_profile, profile_names, setting_names
+from farcall_lambdas.settings import ApiSettings
 
 
 def _profiles(directory: Path, **changes: str) -> Path:
@@ -79,6 +81,9 @@ def test_the_error_for_an_unknown_profile_lists_the_known_ones() -> None:
         ("rate_per_s", "1000", r"limits\.rate_per_s is above"),
         ("rate_per_s", "inf", r"limits\.rate_per_s"),
         ("max_waiting", "0", r"limits\.max_waiting"),
+        ("max_stored_bytes_per_day", "0", r"limits\.max_stored_bytes_per_day"),
+        ("max_stored_bytes_per_day", "1.5e99", r"limits\.max_stored_bytes_per_day"),
+        ("max_relay_bytes", str(2**48 + 1), r"limits\.max_relay_bytes"),
         ("concurrency", "55", "leave 54 for the API"),
     ],
 )
@@ -249,3 +254,16 @@ def test_the_error_for_a_file_of_an_earlier_release_lists_missing_settings(tmp_p
     with pytest.raises(ConfigurationError, match=r"mine\.toml lacks database\.snapshot, limits ") as refused:
         load_profile("lab", path=old)
     assert str(DEFAULT_PROFILES) in refused.value.hint
+
+
+def test_the_api_and_the_forwarder_read_the_limits_of_a_profile() -> None:
+    """Both take bytes of a day from one bucket, so they have one value."""
+    defaults = load_profile("lab").limits
+    assert defaults.max_stored_bytes_per_day == ApiSettings().max_stored_bytes_per_day
+    assert defaults.max_relay_bytes == Settings().max_relayed_file_bytes
+    stored, relayed = 2**60, 2**48  # the largest
+    given = {"limits.max_stored_bytes_per_day": str(stored), "limits.max_relay_bytes": str(relayed)}
+    limits = load_profile("lab", overrides=given).limits
+    assert ApiSettings.from_environment(limits.environment()).max_stored_bytes_per_day == stored
+    forwarder = Settings.read([], limits.forwarder_environment())
+    assert (forwarder.stored_bytes_per_day, forwarder.max_relayed_file_bytes) == (stored, relayed)
