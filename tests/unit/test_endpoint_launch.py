@@ -1,4 +1,5 @@
-"""What an agent finds out before it starts: technologies of environments that it offers, and its default one."""
+"""What an agent finds out before it starts: technologies of environments that it offers, its default one, and whether
+others may read its files."""
 
 from __future__ import annotations
 
@@ -9,8 +10,16 @@ import pytest
 
 from farcall_common.environments import TYPES
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.agent.launch import capabilities, check_default_environment, offered_containers
-from farcall_endpoint.config import EngineConfig, EnvironmentsConfig, SlurmProviderConfig
+from farcall_endpoint.agent.launch import (
+    capabilities,
+    check_default_environment,
+    offered_containers,
+    readable_files,
+)
+from farcall_endpoint.agent.memory_root import MemoryRoot
+from farcall_endpoint.config import Config, EngineConfig, EnvironmentsConfig, SlurmProviderConfig
+from farcall_endpoint.config.files import FilesConfig
+from farcall_endpoint.directory import EndpointDirectory
 
 
 @pytest.fixture
@@ -58,3 +67,17 @@ def test_a_default_environment_that_cannot_work_ends_the_start(programs: Callabl
         check_default_environment(EngineConfig(container_type="venv", container_uri="/nowhere/x"))
     check_default_environment(EngineConfig(container_type="venv", container_uri=str(tmp_path)))
     check_default_environment(EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("files", "is_served"),
+    [(FilesConfig(), True), (FilesConfig(serve=False), False), (FilesConfig(enabled=False), False)],
+)
+def test_files_are_served_unless_that_is_switched_off(files: FilesConfig, is_served: bool, tmp_path: Path) -> None:
+    memory = MemoryRoot(is_wanted=False)
+    served = readable_files(Config(files=files), EndpointDirectory(tmp_path), memory)
+    assert (served is not None) == is_served
+
+
+def test_tasks_have_files_where_others_are_not_served() -> None:
+    assert Config(files=FilesConfig(serve=False)).files_refusal == ""

@@ -590,7 +590,11 @@ def test_a_list_that_is_none_is_refused(payload: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("url", "reason"),
-    [("globus://a/b", "it has no Globus collection (files.globus)"), ("endpoint://a/b", "it does not know the scheme")],
+    [
+        ("globus://a/b", "it has no Globus collection (files.globus)"),
+        ("endpoint://a/b", "an Engine has no deployment; files of other endpoints need one"),
+        ("ftp://a/b", "it does not know the scheme"),
+    ],
 )
 def test_a_refusal_says_what_the_endpoint_lacks(url: str, reason: str) -> None:
     found = read_files(pack_files([FileUse(url)], b""))

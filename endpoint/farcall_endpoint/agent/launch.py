@@ -251,7 +251,7 @@ def check_storages(config: Config) -> None:
 
 def readable_files(config: Config, directory: EndpointDirectory, memory: MemoryRoot) -> ReadableFiles | None:
     """What tasks at other endpoints may read here; None: nothing."""
-    if not config.files.enabled:
+    if not (config.files.enabled and config.files.serve):
         return None
     settings = transfer_settings(config, directory)
     return ReadableFiles(

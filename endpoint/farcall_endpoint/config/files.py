@@ -75,6 +75,9 @@ class FilesConfig(Section, frozen=True, kw_only=True):
     """Files that tasks read and write in storage. The endpoint copies them, so that its nodes need no way out."""
 
     enabled: Annotated[bool, msgspec.Meta(description="Whether tasks may have files in storage.")] = True
+    serve: Annotated[
+        bool, msgspec.Meta(description="Whether tasks at other endpoints may read files of this one (endpoint://).")
+    ] = True
     cache: Annotated[
         Annotated[float, msgspec.Meta(gt=0, le=1_000_000)] | None,
         msgspec.Meta(

@@ -47,6 +47,11 @@ _LONGEST_WAIT_S: Final = 30.0
 _ROOM_WAIT_S: Final = 60.0
 """So long tasks wait for room at most, until it is tried whether there is some."""
 STAGED: Final = frozenset({"az", "gs", "http", "https", "s3"})
+_MISSING: Final = {
+    "globus": "it has no Globus collection (files.globus)",
+    "endpoint": "an Engine has no deployment; files of other endpoints need one",
+}
+"""What is missing where a scheme that all know cannot be copied."""
 
 Direction = Literal["staging-in", "staging-out"]
 
@@ -97,10 +102,7 @@ def read_files(
         if refusal:
             return outcomes.file_unsupported(shown(use.url), refusal)
         if scheme not in schemes:
-            reason = (
-                "it has no Globus collection (files.globus)" if scheme == "globus" else "it does not know the scheme"
-            )
-            return outcomes.file_unsupported(shown(use.url), reason)
+            return outcomes.file_unsupported(shown(use.url), _MISSING.get(scheme, "it does not know the scheme"))
         if use.mode == "w" and scheme in ("http", "https", "endpoint"):
             return outcomes.file_unsupported(shown(use.url), f"{scheme}:// cannot be written")
         if scheme == "http" and not use.sha256:
