@@ -23,6 +23,7 @@ from farcall import (
     InvalidRequest,
     PayloadTooLarge,
     TaskError,
+    TaskFailed,
 )
 from farcall._client import info_of
 from farcall._functions import pack_call
@@ -284,6 +285,23 @@ def test_an_unknown_endpoint_is_refused_with_its_name() -> None:
 
     with pytest.raises(EndpointUnknown, match="'typo'"):
         pack_call((File("endpoint://typo/a"),), {}, function_name="f", endpoint_id=find)
+
+
+def test_names_of_endpoints_are_those_of_files_in_a_fake_cloud() -> None:
+    files = {"endpoint://instrument/data/f": b"1 2", "endpoint://my%20lab/a%20b": b"3", f"endpoint://{LAB}/a": b"4"}
+    with FakeCloud(files=files) as cloud, cloud.client() as client:
+        with Executor(client=client) as executor:  # the only endpoint of the user is still the own one
+            results = list(executor.map(total, map(File, (*files, "endpoint://my%20lab/a b")), timeout=WAIT_S))
+            assert results == [3, 3, 4, 3]
+            cloud.files["endpoint://later/a"] = b"5"
+            assert executor.submit(total, File("endpoint://later/a")).result(WAIT_S) == 5
+            with pytest.raises(TaskFailed) as caught:
+                executor.submit(total, File("endpoint://instrument/data/g")).result(WAIT_S)
+            assert caught.value.record.code == "FILE_NOT_FOUND"
+            with pytest.raises(EndpointUnknown, match="'instrumnt'") as unknown:
+                executor.submit(total, File("endpoint://instrumnt/data/f")).result(WAIT_S)
+            assert "instrument" in unknown.value.record.hint
+        assert client.find_endpoint("instrument") != cloud.endpoint_id
 
 
 def test_files_of_too_many_endpoints_are_refused() -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from farcall._batch import encode_payload
 from farcall._client import Client
-from farcall.testing._files import FileProblem, TaskFiles
+from farcall.testing._files import FileProblem, TaskFiles, source_id, source_names
 from farcall.testing._graphs import GraphFailed, GraphRun, ValueGone, with_values
 from farcall.testing._registry import Registry
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
@@ -140,7 +140,8 @@ class FakeCloud:
     :param workers: how many calls run at a time. With 0 the endpoint is offline: tasks wait until :meth:`start` or
         :meth:`run_waiting`.
     :param files: content of files by URL, for calls with a :class:`~farcall.File`. Those that calls write are in
-        :attr:`files` afterwards; ``file://`` is a path of this machine.
+        :attr:`files` afterwards; ``file://`` is a path of this machine. ``endpoint://NAME/path`` makes NAME an
+        endpoint that has files and runs nothing.
     """
 
     token: Final = "fake-token"  # noqa: S105 - not a secret
@@ -161,7 +162,7 @@ class FakeCloud:
         self.valkey_url: str | None = None
         #: Called with the id of each task that starts to run.
         self.on_start: Callable[[str], object] = _nothing
-        self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id)
+        self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id, others=self._sources)
         self.endpoint_id: Final = self._endpoint.endpoint_id
         routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
             ("GET", "/v2/version", self._get_version),
@@ -575,6 +576,10 @@ class FakeCloud:
 
     def _function(self, reference: str) -> Callable[..., Any]:
         return _serializer.unpack_function(self._registry.function(reference)["function_code"].encode())
+
+    def _sources(self) -> dict[str, str]:
+        """The endpoints that have files, by name."""
+        return {name: source_id(name) for name in source_names(tuple(self.files))}
 
     def _name_of(self, object_id: str) -> str | None:
         return "fake" if object_id == self.endpoint_id else self._registry.name_of(object_id)

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, MutableMapping
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from farcall._arguments import as_uuid
 from farcall_common.errors import ErrorRecord, Fault
-from farcall_common.file_arguments import LOCAL, File, Mode, local_path, place_of, placed, returning, shown
+from farcall_common.file_arguments import (
+    ENDPOINT,
+    LOCAL,
+    File,
+    Mode,
+    local_path,
+    place_of,
+    placed,
+    returning,
+    shown,
+    source_of,
+    source_path,
+)
 from farcall_common.staging import StagedFile
 
 
@@ -21,6 +37,17 @@ class FileProblem(Exception):
     def __init__(self, code: str, message: str, hint: str = "", *, fault: Fault = Fault.CALLER) -> None:
         super().__init__(message)
         self.record = ErrorRecord(code, message, hint, fault)
+
+
+def source_names(urls: Iterable[str]) -> list[str]:
+    """The names of endpoints in ``endpoint://`` URLs, each once; not their ids."""
+    names = dict.fromkeys(urllib.parse.unquote(source_of(url)) for url in urls)
+    return [name for name in names if name and as_uuid(name) is None]
+
+
+def source_id(name: str) -> str:
+    """The id of the endpoint of this name, or id, with files in a fake cloud: the same each time."""
+    return as_uuid(name) or str(uuid.uuid5(uuid.NAMESPACE_URL, f"endpoint:{name}"))
 
 
 class TaskFiles:
@@ -92,19 +119,35 @@ class TaskFiles:
             self._written[file.url] = file
             self._waiting.append(file)
             return str(path)
-        if file.url in self._stored:
-            path.write_bytes(self._stored[file.url])
+        stored = self._stored_url(file.url)
+        if stored in self._stored:
+            path.write_bytes(self._stored[stored])
         elif file.url.startswith(LOCAL):
             path = local_path(file.url)
         self._problem = self._problem or _problem(file, path)
         file._path = str(path)
-        if self._problem is None and file.url in self._stored:
+        if self._problem is None and stored in self._stored:
             self._note(file, "r")
         return str(path)
+
+    def _stored_url(self, url: str) -> str:
+        """The URL in ``stored`` of a file: that of an endpoint has the id here, and may have the name there."""
+        if url in self._stored or not url.startswith(ENDPOINT):
+            return url
+        return self._of_endpoints.get(_at_endpoint(url), url)
+
+    @functools.cached_property
+    def _of_endpoints(self) -> Mapping[tuple[str, str], str]:
+        return {_at_endpoint(url): url for url in tuple(self._stored) if url.startswith(ENDPOINT)}
 
     def _note(self, file: File, mode: Mode) -> None:
         content = file.path.read_bytes()
         self.copied.append(StagedFile(shown(file.url), mode, len(content), hashlib.sha256(content).hexdigest()))
+
+
+def _at_endpoint(url: str) -> tuple[str, str]:
+    """The id of the endpoint that has a file, and its path there."""
+    return source_id(urllib.parse.unquote(source_of(url))), source_path(url)
 
 
 def _problem(file: File, path: Path) -> FileProblem | None:

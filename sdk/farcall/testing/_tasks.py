@@ -265,15 +265,19 @@ class Endpoint:
     """State of the endpoint, and its routes.
 
     :param tasks: all of them run on it.
+    :param others: returns names and ids of other endpoints, which have files and run nothing.
     """
 
-    def __init__(self, tasks: Mapping[str, Task], *, owner_id: str) -> None:
+    def __init__(
+        self, tasks: Mapping[str, Task], *, owner_id: str, others: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
         self.endpoint_id: Final = str(uuid.uuid4())
         self.runtime: Json = {}
         self.is_online = False
         self.is_owned = True
         self._tasks = tasks
         self._owner_id = owner_id
+        self._others = others
         self._is_deleted = False
         #: Public keys of its agent, and when they were added.
         self.keys: dict[str, float] = {}
@@ -307,10 +311,13 @@ class Endpoint:
         details |= {"blocks": 1, "pending_blocks": 0}
         return {"status": "online", "details": details, "reported_at": time.time(), "age_s": 0.0}
 
-    def _list(self, _: Json) -> list[Json]:
-        endpoint = {"uuid": self.endpoint_id, "name": "fake", "display_name": None, "owner": self._owner_id}
-        state = {"owned": self.is_owned, "status": self.status()["status"]}
-        return [] if self._is_deleted else [endpoint | state]
+    def _list(self, query: Json) -> list[Json]:
+        shown = {"uuid": self.endpoint_id, "name": "fake", "owned": self.is_owned, "status": self.status()["status"]}
+        listed = [] if self._is_deleted else [shown]
+        if query.get("role") == "any":  # those that are not the user's: without a name, the own one is meant
+            other = {"owned": False, "status": "online"}
+            listed += [{"uuid": id_, "name": name, **other} for name, id_ in self._others().items()]
+        return [{"display_name": None, "owner": self._owner_id, **each} for each in listed]
 
     def _delete(self, _: Json, endpoint_id: str) -> Json:
         self.check(endpoint_id)
