@@ -105,7 +105,7 @@ def test_links_and_pipes_of_a_task_lead_nowhere(working_dir: Path, own: Path) ->
     assert reason(readable, GRACE, own / "secret") in (FileReason.NOT_PERMITTED, FileReason.NOT_FOUND)
 
 
-def test_a_lease_of_a_task_on_its_file_makes_nobody_wait(working_dir: Path, own: Path) -> None:
+def test_a_lease_of_a_task_on_its_file_holds_up_no_reader(working_dir: Path, own: Path) -> None:
     (own / "leased").write_text("data")
     with (own / "leased").open("r+") as file:
         former = signal.signal(signal.SIGIO, signal.SIG_IGN)
