@@ -525,7 +525,7 @@ class FileServer:
             with self._lock:
                 self._handshakes[connection] = None
                 oldest = next(iter(self._handshakes)) if len(self._handshakes) > _MOST_HANDSHAKES else None
-            if oldest is not None:  # strangers cannot keep managers out: the handshake of these takes a moment
+            if oldest is not None:  # who lacks the key cannot keep managers out: their handshake takes a moment
                 self._end_handshake(oldest)
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
