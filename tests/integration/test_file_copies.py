@@ -445,11 +445,11 @@ def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
         other.copies.perform(Copy(content(), node.copies.address, ""))
         with upstream.accept() as connection:
             for start in range(0, len(DATA) - 10, 500_000):
-                connection.sendall(DATA[start : start + 500_000])
+                connection.sendall(DATA[start : min(start + 500_000, len(DATA) - 10)])
                 least = start // 2**20 * 2**20  # it reads as much at a time, or less
                 wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
             assert not node.copies.events()
-            connection.sendall(b"")
+            connection.sendall(DATA[-10:])
     for each in (node, other):
         assert ended(each) == CopyEnded(content())
     assert other.files() == [content().sha256]
@@ -515,6 +515,32 @@ def test_a_node_that_ends_ends_its_copies_on_the_way(tmp_path: Path) -> None:
         with connection:
             node.copies.close()
     assert not node.copies.root.exists()
+
+
+def test_a_node_that_ends_ends_a_copy_that_has_just_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.create_connection
+    has_connected, is_closing = threading.Event(), threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        connection = real(address, timeout)
+        has_connected.set()
+        assert is_closing.wait(WAIT_S)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    node = Node(tmp_path)
+    real_close = file_copies.FileServer.close
+
+    def close(server: file_copies.FileServer) -> None:
+        real_close(server)
+        is_closing.set()
+
+    monkeypatch.setattr(file_copies.FileServer, "close", close)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.copies.perform(Copy(content(), f"127.0.0.1:{server.getsockname()[1]}", ""))
+        assert has_connected.wait(WAIT_S)
+        node.copies.close()
+        assert not [each for each in threading.enumerate() if each.name.startswith("farcall-copies")]
 
 
 def test_the_next_manager_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:

@@ -228,7 +228,8 @@ class FileCopies:
         for thread in self._threads:
             thread.join(_END_LIMIT_S)  # one that reads from a file system that hangs does not end
         self._directory.remove()
-        os.close(self._waker)
+        if not any(thread.is_alive() for thread in self._threads):  # such a one may report yet
+            os.close(self._waker)
 
     def _report(self, event: Event) -> None:
         self._events.put(event)
@@ -446,6 +447,8 @@ class FileCopies:
         with connection:
             self._sockets.add(connection)
             try:
+                if self._is_closed.is_set():  # it may not have seen this socket
+                    raise _SourceFailed("the manager ends")
                 challenge = _received(connection, _CHALLENGE_BYTES, ends_at)
                 request = _encode(_Request(address, content))
                 proof = hmac.digest(self._key, challenge + request, "sha256")
