@@ -7,13 +7,17 @@ import hashlib
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farcall_endpoint.manager import file_copies
 from farcall_endpoint.manager.actions import Copy, FileAction, Link, RemoveCopies, Unlink
 from farcall_endpoint.manager.events import CopyEnded, Event, Linked
 from farcall_endpoint.manager.file_copies import FileCopies, address_towards
@@ -123,19 +127,83 @@ def test_what_has_another_size_or_sha256_is_no_copy(node: Node, data: bytes) -> 
     assert node.files() == []
 
 
-def test_wrong_bytes_of_another_node_are_no_copy(node: Node, other: Node) -> None:
-    node.copy(content(), path=node.staged())
-    copy = next(node.copies.root.rglob(content().sha256))
-    copy.chmod(0o600)
-    copy.write_bytes(DATA[:-1] + b"?")
-    event = other.copy(content(), node.copies.address)
+def test_wrong_bytes_of_another_node_are_no_copy(node: Node) -> None:
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        with upstream.accept() as connection:
+            connection.sendall(DATA[:-1] + b"?")
+            event = ended(node)
     assert "another size or SHA-256" in event.problem
     assert (event.is_local, event.reached) == (False, True)
-    assert other.files() == []
-    [linked] = node.perform(Link(1, "", (NodeFile("a/b", content().sha256, len(DATA)),)))  # nor here
-    assert isinstance(linked, Linked)
-    assert linked.lost == (content(),)
     assert node.files() == []
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_a_task_has_changed_is_no_copy_also_with_its_old_mtime(node: Node, other: Node, has_ended: bool) -> None:
+    node.copy(content(), path=node.staged())
+    link = linked(node, 1)
+    before = link.stat()
+    link.chmod(0o600)
+    link.write_bytes(DATA[:-1] + b"?")
+    link.chmod(0o444)
+    os.utime(link, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if has_ended:
+        node.copies.perform(Unlink(1, ""))
+        wait_until(lambda: not link.exists(), "the links are removed")
+    assert "does not have it" in other.copy(content(), node.copies.address).problem
+    assert other.files() == []
+    [event] = node.perform(Link(2, "", (NodeFile("a/b", content().sha256, len(DATA)),)))  # nor here
+    assert isinstance(event, Linked)
+    assert event.lost == (content(),)
+
+
+def test_a_copy_stays_one_when_tasks_begin_and_end(node: Node, other: Node) -> None:
+    node.copy(content(), path=node.staged())
+    for number in range(20):
+        link = linked(node, number)
+        node.copies.perform(Unlink(number, ""))
+    wait_until(lambda: not link.exists(), "the links are removed")
+    assert not other.copy(content(), node.copies.address).problem
+    assert linked(node, 20).read_bytes() == DATA
+
+
+def test_a_task_with_a_lease_on_its_file_stops_neither_links_nor_copies_of_others(node: Node, other: Node) -> None:
+    path = node.staged()
+    node.copy(content(), path=path)
+    with leased(linked(node, 1)):
+        assert "does not have it" in other.copy(content(), node.copies.address).problem
+        assert linked(node, 2).exists()
+        assert not node.copy(content(submitter="ann"), path=path).problem
+    assert not other.copy(content(), node.copies.address).problem
+    with leased(Path(path)):
+        assert "cannot be read" in node.copy(content(submitter="bob"), path=path).problem
+
+
+def linked(node: Node, number: int) -> Path:
+    """The link of a task."""
+    [event] = node.perform(Link(number, "", (NodeFile("hash/scan.h5", content().sha256, len(DATA)),)))
+    assert isinstance(event, Linked)
+    assert not event.problem
+    return Path(event.read_dir, "r/hash/scan.h5")
+
+
+@contextlib.contextmanager
+def leased(path: Path) -> Iterator[None]:
+    """Another process has a lease on a file, and does not give it back."""
+    program = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fcntl.fcntl(os.open(sys.argv[1], os.O_RDONLY), fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("leased", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "leased\n"
+        yield
+        process.communicate()
 
 
 def test_a_link_in_the_directory_of_a_task_is_not_followed(node: Node, tmp_path: Path) -> None:
@@ -192,27 +260,146 @@ def test_garbage_ends_a_connection_and_nothing_else(node: Node, other: Node, sen
     assert not other.copy(content(), node.copies.address).problem
 
 
-def test_many_silent_connections_are_closed_and_a_manager_gets_its_copy_later(node: Node, other: Node) -> None:
+def test_many_connections_without_the_key_keep_no_manager_out(
+    node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", WAIT_S)  # none ends by itself
     node.copy(content(), path=node.staged())
-    host, _, port = node.copies.address.rpartition(":")
     with contextlib.ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(socket.create_connection((host, int(port)), timeout=WAIT_S))
-        assert other.copy(content(), node.copies.address).problem
-    event = CopyEnded(content(), "not yet")
+        for _ in range(100):
+            connection = stack.enter_context(connected(node.copies.address))
+            connection.sendall((1000).to_bytes(2) + b"x")
+        assert not other.copy(content(), node.copies.address).problem
 
-    def has_it() -> bool:
-        nonlocal event
-        event = other.copy(content(), node.copies.address)
-        return not event.problem
 
-    wait_until(has_it, "the connections have ended")
+def test_a_handshake_has_one_limit_for_all_its_bytes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", 0.5)
+    with connected(node.copies.address) as connection, pytest.raises(OSError, match=r"reset|pipe|closed"):
+        drip(connection, b"\x04", step_s=0.4)  # of a request of 1,024 bytes; a limit for each byte would be kept
+
+
+def test_a_request_that_is_too_long_is_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", 10 * WAIT_S)
+    with connected(node.copies.address) as connection:
+        connection.sendall((1025).to_bytes(2))
+        assert connection.recv(1) == b""
+
+
+def test_the_proof_for_one_node_is_none_for_another_one(
+    node: Node, other: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.copy(content(), path=node.staged())
+    answers: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        other.copies.perform(Copy(content(), address, ""))
+        host, _, port = node.copies.address.rpartition(":")
+        victim = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        reader, _ = server.accept()
+        with victim, reader:
+            reader.sendall(victim.recv(32, socket.MSG_WAITALL))
+            victim.sendall(reader.recv(4096))
+            answers.append(victim.recv(8))
+    assert answers == [b""]
+    assert ended(other).problem
+    assert "meant for the node at" in caplog.text
+
+
+@pytest.mark.parametrize("has_size", [False, True])
+def test_a_source_that_sends_a_byte_now_and_then_is_left(
+    node: Node, monkeypatch: pytest.MonkeyPatch, has_size: bool
+) -> None:
+    monkeypatch.setattr(file_copies, "_COPY_LIMIT_S", 0.5)
+    upstream = Upstream(DATA)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        connection, _ = upstream.server.accept()
+        with connection:
+            if has_size:
+                connection.sendall(bytes(32))
+                connection.recv(4096)
+                connection.sendall(len(DATA).to_bytes(8))
+            with contextlib.suppress(OSError):
+                drip(connection, step_s=0.01 if has_size else 0.4)
+    event = ended(node)
+    assert "takes too long" in event.problem or "timed out" in event.problem
+    assert (event.is_local, event.reached) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["farcall-links", "farcall-copies-1"])
+def test_a_node_that_may_start_no_thread_says_so_and_copies_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = node.staged()
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, name)
+        event = node.copy(content(), path=path)
+        assert event.is_local
+        assert "another thread" in event.problem
+        node.copies.perform(Unlink(1, ""))
+        [answer] = node.perform(Link(2, "", (NodeFile("a/b", content().sha256, len(DATA)),)))
+        assert isinstance(answer, Linked)
+        assert answer.problem
+    assert not node.copy(content(), path=path).problem
+
+
+@pytest.mark.parametrize("name", ["farcall-file-server", "farcall-file-reader"])
+def test_a_server_that_may_start_no_thread_serves_later(
+    other: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    node = Node(tmp_path, key=b"")
+    with contextlib.closing(node.copies):
+        with monkeypatch.context() as patch:
+            refuse_threads(patch, name)
+            node.copies.set_key(KEY)
+            for _ in range(20):
+                connected(node.copies.address, greets=False).close()
+            wait_until(lambda: f"{name} cannot run" in caplog.text, "a line in the log")
+        node.copy(content(), path=node.staged())
+        assert not other.copy(content(), node.copies.address).problem
+
+
+def connected(address: str, *, greets: bool = True) -> socket.socket:
+    """A connection with a server, which has sent its challenge."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
+    assert not greets or len(connection.recv(32, socket.MSG_WAITALL)) == 32
+    return connection
+
+
+def drip(connection: socket.socket, first: bytes = b"", *, step_s: float) -> None:
+    """Send what comes first, and a byte now and then, until the other side has closed the connection.
+
+    :raises OSError: then, if it is not seen before.
+    """
+    connection.settimeout(step_s)
+    connection.sendall(first)
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        assert time.monotonic() < deadline, "it is still open"
+        connection.sendall(b"\0")
+        with contextlib.suppress(TimeoutError):
+            if not connection.recv(1):
+                raise ConnectionResetError("closed")
+
+
+def refuse_threads(patch: pytest.MonkeyPatch, name: str) -> None:
+    """No thread of this name can start."""
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    patch.setattr(threading.Thread, "start", start)
 
 
 def test_a_source_that_does_not_exist_was_not_reached(node: Node) -> None:
-    event = node.copy(content(), "127.0.0.1:0")
-    assert event.problem
-    assert (event.reached, event.is_local) == (False, False)
+    for port in (0, 99_999):
+        event = node.copy(content(), f"127.0.0.1:{port}")
+        assert event.problem
+        assert (event.reached, event.is_local) == (False, False)
 
 
 def test_a_source_that_ends_in_the_middle_leaves_no_part(node: Node) -> None:
@@ -257,12 +444,12 @@ def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
         node.copies.perform(Copy(content(), upstream.address, ""))
         other.copies.perform(Copy(content(), node.copies.address, ""))
         with upstream.accept() as connection:
-            for start in range(0, len(DATA) - 1, 500_000):
-                connection.sendall(DATA[start : min(start + 500_000, len(DATA) - 1)])
+            for start in range(0, len(DATA) - 10, 500_000):
+                connection.sendall(DATA[start : min(start + 500_000, len(DATA) - 10)])
                 least = start // 2**20 * 2**20  # it reads as much at a time, or less
                 wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
             assert not node.copies.events()
-            connection.sendall(DATA[-1:])
+            connection.sendall(DATA[-10:])
     for each in (node, other):
         assert ended(each) == CopyEnded(content())
     assert other.files() == [content().sha256]
@@ -328,6 +515,32 @@ def test_a_node_that_ends_ends_its_copies_on_the_way(tmp_path: Path) -> None:
         with connection:
             node.copies.close()
     assert not node.copies.root.exists()
+
+
+def test_a_node_that_ends_ends_a_copy_that_has_just_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.create_connection
+    has_connected, is_closing = threading.Event(), threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        connection = real(address, timeout)
+        has_connected.set()
+        assert is_closing.wait(WAIT_S)
+        return connection
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    node = Node(tmp_path)
+    real_close = file_copies.FileServer.close
+
+    def close(server: file_copies.FileServer) -> None:
+        real_close(server)
+        is_closing.set()
+
+    monkeypatch.setattr(file_copies.FileServer, "close", close)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node.copies.perform(Copy(content(), f"127.0.0.1:{server.getsockname()[1]}", ""))
+        assert has_connected.wait(WAIT_S)
+        node.copies.close()
+        assert not [each for each in threading.enumerate() if each.name.startswith("farcall-copies")]
 
 
 def test_the_next_manager_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
