@@ -534,7 +534,7 @@ def test_an_engine_has_the_same(tmp_path: Path) -> None:
         assert len(urls) == 1
         [server] = servers()
         server.send_signal(signal.SIGKILL)
-        wait_gone([server])
+        wait_until(lambda: not psutil.pid_exists(server.pid))  # with all of its threads, and the engine knows it
         assert engine.submit(count, 1).result()[1:] == [1]
     assert not Path(found["memory"]).parent.exists()
     assert servers() == []

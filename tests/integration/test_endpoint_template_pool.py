@@ -21,6 +21,7 @@ from farcall_endpoint.environments.template_pool import TemplateChange, Template
 from farcall_endpoint.environments.templates import start_template
 from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.channel import channel_pair
+from tests.support.endpoint import wait_gone
 from tests.support.templates import ForkedWorker, unnamed_file
 from tests.waiting import WAIT_S
 
@@ -245,8 +246,10 @@ def test_a_template_that_is_killed_before_the_pool_has_it_is_replaced(pool: Pool
 def test_a_template_that_a_fork_finds_dead_is_replaced(pool: Pool) -> None:
     pool.start()
     [pid] = pool.pool.pids
+    spares = psutil.Process(pid).children()
     os.kill(pid, signal.SIGKILL)
     pool.processes[0].wait(WAIT_S)
+    wait_gone(spares)
     assert pool.fork() is None
     pool.serve_until(lambda: pool.changes[1:])
     assert pool.changes[1].problem
