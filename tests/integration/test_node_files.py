@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import yaml
 
 from farcall_common.environments import Environment
 from farcall_common.file_arguments import File
-from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState, new_id
 from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.support.file_calls import submit
 from tests.support.file_servers import WebServer
 from tests.support.images import DEBIAN, image
 from tests.waiting import wait_until
@@ -91,15 +91,6 @@ def call_with_file(source: File) -> tuple[str, str]:
 def source(web: WebServer, path: str = "/data", content: bytes = DATA) -> File:
     web.files.setdefault(path, content)
     return File(web.url + path, sha256=hashlib.sha256(content).hexdigest())
-
-
-def submit(endpoint: EndpointProcess, function: Callable[..., Any], *args: Any, **options: Any) -> str:
-    files = [each for each in args if isinstance(each, File)]
-    uses = [FileUse(each.url, each.mode, each.size_bytes, each.sha256 or "") for each in files]
-    serializer = endpoint.cloud.serializer
-    payload = pack_files(uses, serializer.pack_call(args))
-    [task_id] = endpoint.cloud.submit_raw(serializer.pack_function(function), [payload], **{"submitter": "", **options})
-    return task_id
 
 
 def values(endpoint: EndpointProcess, task_ids: list[str]) -> list[Any]:

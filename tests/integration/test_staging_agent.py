@@ -6,7 +6,7 @@ import hashlib
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from farcall_common.file_arguments import File
-from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState, new_id
 from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.support.file_calls import submit
 from tests.support.file_servers import Answer, WebServer
 from tests.waiting import WAIT_S, wait_until
 
@@ -73,15 +73,6 @@ def write(source: File, out: File, runs: str) -> int:
 def source(web: WebServer, path: str, content: bytes) -> File:
     web.files.setdefault(path, content)
     return File(web.url + path, sha256=hashlib.sha256(content).hexdigest())
-
-
-def submit(endpoint: EndpointProcess, function: Callable[..., Any], *args: Any, **options: Any) -> str:
-    files = [each for each in args if isinstance(each, File)]
-    uses = [FileUse(each.url, each.mode, each.size_bytes, each.sha256 or "") for each in files]
-    serializer = endpoint.cloud.serializer
-    payload = pack_files(uses, serializer.pack_call(args))
-    [task_id] = endpoint.cloud.submit_raw(serializer.pack_function(function), [payload], **{"submitter": "", **options})
-    return task_id
 
 
 def transfer_process(endpoint: EndpointProcess) -> psutil.Process:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from farcall_common.errors import ErrorRecord
+from farcall_common.file_arguments import shown
+from farcall_endpoint import outcomes
 
 
 class MoveError(Exception):
@@ -70,6 +72,21 @@ class Mover(Protocol):
         :param source: a regular file that does not change. The path is valid during the call only (it is that of an
             open file, ``/proc/self/fd/N``): open it, and do not give it to another program.
         """
+
+
+class ReadOnlyMover:
+    """A mover of URLs that are only read."""
+
+    def store(
+        self,
+        source: Path,  # noqa: ARG002 - as all movers have it
+        url: str,
+        report: Callable[[int], None],  # noqa: ARG002
+        cancelled: Callable[[], bool],  # noqa: ARG002
+    ) -> Found:
+        """Not possible."""
+        scheme = url.partition("://")[0]
+        raise MoveError(outcomes.file_unsupported(shown(url), f"{scheme}:// cannot be written"))
 
 
 class Move(NamedTuple):

@@ -27,7 +27,7 @@ from farcall_common.file_arguments import shown, source_of, source_path
 from farcall_common.wire import FileReason
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError, ReadOnlyMover
 from farcall_endpoint.staging.orders import Piece, Report
 
 SCHEME: Final = "endpoint"
@@ -115,7 +115,7 @@ class PieceRequests:
             request.answer.set_result(piece)
 
 
-class EndpointMover:
+class EndpointMover(ReadOnlyMover):
     """Gets one file, for tasks of one submitter.
 
     :param cancelled: whether the file is not needed any more.
@@ -171,16 +171,6 @@ class EndpointMover:
             for request, _ in on_way:
                 self._requests.take(request)
         return digest.hexdigest()
-
-    def store(
-        self,
-        source: Path,  # noqa: ARG002 - as all movers have it
-        url: str,
-        report: Callable[[int], None],  # noqa: ARG002
-        cancelled: Callable[[], bool],  # noqa: ARG002
-    ) -> Found:
-        """Not possible."""
-        raise MoveError(outcomes.file_unsupported(shown(url), "files of other endpoints cannot be written"))
 
     def _want(self, url: str, offset_bytes: int, max_bytes: int) -> _Request:
         endpoint_id, path = endpoint_and_path(url)

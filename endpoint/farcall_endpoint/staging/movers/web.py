@@ -22,7 +22,7 @@ import httpx
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError, ReadOnlyMover
 
 SCHEMES: Final = frozenset({"http", "https"})
 _MOST_REDIRECTS: Final = 10
@@ -39,7 +39,7 @@ _LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
 """Where the IPv4 address is in these depends on the network (RFC 8215)."""
 
 
-class WebMover:
+class WebMover(ReadOnlyMover):
     """Gets files of one submitter.
 
     :param may_reach: whether the submitter may reach a URL wherever it is; others must be ``https`` and public.
@@ -78,16 +78,6 @@ class WebMover:
         if now.size_bytes is not None and size_bytes != now.size_bytes:
             raise MoveError(outcomes.file_unreachable(shown(url), "the connection ended before the file did"))
         return digest.hexdigest()
-
-    def store(
-        self,
-        source: Path,  # noqa: ARG002 - as all movers have it
-        url: str,
-        report: Callable[[int], None],  # noqa: ARG002
-        cancelled: Callable[[], bool],  # noqa: ARG002
-    ) -> Found:
-        """Not possible."""
-        raise MoveError(outcomes.file_unsupported(shown(url), "web addresses cannot be written"))
 
     @contextlib.contextmanager
     def _requested(self, method: str, url: str) -> Iterator[httpx.Response]:
