@@ -96,6 +96,11 @@ def lifetime_of(key: tuple[Any, ...]) -> Lifetime:
     return lifetime(found["suffix"])
 
 
+def is_key(name: str) -> bool:
+    """Whether this is the key of an object, as the name of a file is where a directory keeps objects."""
+    return _NAME.fullmatch(name) is not None
+
+
 def chosen_lifetime(*, expires_s: float | None, reads: int | None, explicit: bool, group: str | None) -> Lifetime:
     """The lifetime that a caller asks for.
 

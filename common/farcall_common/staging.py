@@ -36,6 +36,7 @@ class Staging:
     :param url: one of those that move, of at most 200 characters; empty for a sealed call.
     :param problem: why it takes longer, for instance a storage that does not answer.
     :param since: epoch seconds, by the endpoint's clock.
+    :param to_node: whether the endpoint has them all, and they are copied to the node that runs the task.
     """
 
     state: Literal["staging-in", "staging-out"]
@@ -46,9 +47,11 @@ class Staging:
     url: str = ""
     problem: str = ""
     since: float = 0.0
+    to_node: bool = False
 
     def __str__(self) -> str:
-        parts = [f"{self.files_done} of {self.files} files {'in' if self.state == IN else 'out'}", self.size]
+        way = "to the node" if self.to_node else "in" if self.state == IN else "out"
+        parts = [f"{self.files_done} of {self.files} files {way}", self.size]
         shown = ", ".join(part for part in parts if part)
         shown = f"{shown}: {self.url}" if self.url else shown
         return f"{shown} ({self.problem})" if self.problem else shown
@@ -64,7 +67,7 @@ class Staging:
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are not empty."""
-        return {name: value for name, value in vars(self).items() if value not in (None, "")}
+        return {name: value for name, value in vars(self).items() if value is not False and value not in (None, "")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +110,7 @@ def read_staging(value: Any, *, now: float | None = None) -> Staging | None:
         _text(value.get("url")),
         _text(value.get("problem")),
         _instant(value.get("since"), now=now),
+        state == IN and value.get("to_node") is True,
     )
 
 

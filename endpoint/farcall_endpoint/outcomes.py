@@ -289,6 +289,12 @@ file_not_found = Outcome(
     "Check the URL; a file of the endpoint itself is file:///path. "
     "One that the task writes is passed as out=File(...), or is File(url, 'w').",
 )
+object_gone = Outcome(
+    "OBJECT_GONE",
+    Fault.CALLER,
+    "The object {} is gone from the endpoint that had it.",
+    "It was evicted, or not used for as long as it lives; put it again, with a longer expires_s or explicit=True.",
+)
 bucket_not_found = Outcome(
     "FILE_NOT_FOUND",
     Fault.CALLER,

@@ -515,6 +515,8 @@ class FilesReported(_Message, frozen=True):
     ``wanted``: tasks wait for these, each is answered in a CopyFiles. ``dropped``: they do not any more. ``have``: they
     are there now. ``failed``: they could not be had from the source that the agent named, and whether that could be
     reached. ``gone``: they were removed to make room. ``waiting``: tasks that wait for copies, some at most.
+    ``copies``: of files that are here or on their way, with ``copies_bytes`` of the node's budget. ``missed``: so many
+    tasks read the endpoint's copies instead since the last report, for the last time because of the ``problem``.
     """
 
     wanted: tuple[FileContent, ...] = ()
@@ -523,6 +525,10 @@ class FilesReported(_Message, frozen=True):
     failed: tuple[tuple[FileContent, bool], ...] = ()
     gone: tuple[FileContent, ...] = ()
     waiting: tuple[WaitingForFiles, ...] = ()
+    copies: int = 0
+    copies_bytes: int = 0
+    missed: int = 0
+    problem: str = ""
 
 
 class Leaving(_Message, frozen=True):

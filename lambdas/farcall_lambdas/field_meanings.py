@@ -379,6 +379,7 @@ _MEANINGS: Final[Mapping[str, str]] = {
     "StagingShape.problem": "Why it takes longer; left out if there is nothing.",
     "StagingShape.since": "Since when, in epoch seconds by the clock of the endpoint.",
     "StagingShape.state": "`staging-in` or `staging-out`.",
+    "StagingShape.to_node": "Whether they are copied to the node that runs the task; left out if not.",
     "StagingShape.total": "Of how many bytes; left out if that is not known.",
     "StagingShape.url": "A file that moves; left out for a sealed call.",
     "StreamShape.next": "The byte with which the next part begins.",

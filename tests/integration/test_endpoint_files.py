@@ -139,6 +139,13 @@ def test_reasons_are_said(endpoint: EndpointProcess, source: Source, reason: str
     assert words in error["message"]
 
 
+def test_an_object_that_is_gone_there_is_no_missing_file(endpoint: EndpointProcess, source: Source) -> None:
+    source.reason = FileReason.NOT_FOUND
+    error = endpoint.cloud.end(submit(endpoint, f"endpoint://{SOURCE}/work/objects/{'ab' * 16}.t-60")).error
+    assert error["code"] == "OBJECT_GONE"
+    assert "is gone from the endpoint that had it" in error["message"]
+
+
 def test_a_source_that_is_busy_is_asked_again(endpoint: EndpointProcess, source: Source) -> None:
     source.reason = FileReason.BUSY
     task_id = submit(endpoint)

@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.manager import file_copies
+from farcall_endpoint.manager import file_copies, file_server
 from farcall_endpoint.manager.actions import Copy, FileAction, Link, RemoveCopies, Unlink
 from farcall_endpoint.manager.events import CopyEnded, Event, Linked
 from farcall_endpoint.manager.file_copies import FileCopies, address_towards
 from farcall_endpoint.protocol import FileContent, NodeFile
+from tests.support.hung_mount import hung_mount
 from tests.waiting import WAIT_S, wait_until
 
 KEY = b"k" * 32
@@ -263,7 +264,7 @@ def test_garbage_ends_a_connection_and_nothing_else(node: Node, other: Node, sen
 def test_many_connections_without_the_key_keep_no_manager_out(
     node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", WAIT_S)  # none ends by itself
+    monkeypatch.setattr(file_server, "_HANDSHAKE_LIMIT_S", WAIT_S)  # none ends by itself
     node.copy(content(), path=node.staged())
     with contextlib.ExitStack() as stack:
         for _ in range(100):
@@ -273,13 +274,13 @@ def test_many_connections_without_the_key_keep_no_manager_out(
 
 
 def test_a_handshake_has_one_limit_for_all_its_bytes(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", 0.5)
+    monkeypatch.setattr(file_server, "_HANDSHAKE_LIMIT_S", 0.5)
     with connected(node.copies.address) as connection, pytest.raises(OSError, match=r"reset|pipe|closed"):
         drip(connection, b"\x04", step_s=0.4)  # of a request of 1,024 bytes; a limit for each byte would be kept
 
 
 def test_a_request_that_is_too_long_is_not_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_copies, "_HANDSHAKE_LIMIT_S", 10 * WAIT_S)
+    monkeypatch.setattr(file_server, "_HANDSHAKE_LIMIT_S", 10 * WAIT_S)
     with connected(node.copies.address) as connection:
         connection.sendall((1025).to_bytes(2))
         assert connection.recv(1) == b""
@@ -309,7 +310,7 @@ def test_the_proof_for_one_node_is_none_for_another_one(
 def test_a_source_that_sends_a_byte_now_and_then_is_left(
     node: Node, monkeypatch: pytest.MonkeyPatch, has_size: bool
 ) -> None:
-    monkeypatch.setattr(file_copies, "_COPY_LIMIT_S", 0.5)
+    monkeypatch.setattr(file_server, "_COPY_LIMIT_S", 0.5)
     upstream = Upstream(DATA)
     with upstream.server:
         node.copies.perform(Copy(content(), upstream.address, ""))
@@ -326,7 +327,7 @@ def test_a_source_that_sends_a_byte_now_and_then_is_left(
     assert (event.is_local, event.reached) == (False, True)
 
 
-@pytest.mark.parametrize("name", ["farcall-links", "farcall-copies-1"])
+@pytest.mark.parametrize("name", ["farcall-links", "farcall-copies"])
 def test_a_node_that_may_start_no_thread_says_so_and_copies_later(
     node: Node, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -507,6 +508,35 @@ def test_a_full_disk_is_the_nodes_problem(node: Node, monkeypatch: pytest.Monkey
     assert "no room" in event.problem
 
 
+def test_a_file_system_that_hangs_holds_neither_tasks_nor_other_copies(
+    node: Node, other: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copies, "_HUNG_LIMIT_S", 0.5)
+    path = node.staged()
+    other.copy(content(), path=path)
+    with hung_mount(tmp_path / "work/staged/hung") as mount:
+        hung = [content(str(number).encode()) for number in range(4)]
+        ends = node.perform(*(Copy(each, "", f"{mount.directory}/r/hash/{each.sha256}") for each in hung))
+        assert {each.content for each in ends if isinstance(each, CopyEnded) and each.is_local} == set(hung)
+        event = node.copy(content(b"5"), path=f"{mount.directory}/r/hash/file")
+        assert (event.is_local, "hangs" in event.problem) == (True, True)
+        assert not node.copy(content(), other.copies.address).problem
+        again = content(DATA, "someone")
+        assert node.copy(again, path=path).is_local
+        mount.fail()
+        wait_until(lambda: not node.copy(again, path=path).problem, "what hung has come back")
+    assert node.files() == [content().sha256] * 2
+
+
+def test_a_node_whose_file_system_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_copies, "_HUNG_LIMIT_S", 0.5)
+    node = Node(tmp_path)
+    with hung_mount(tmp_path / "work/staged/hung") as mount:
+        assert node.copy(content(), path=f"{mount.directory}/r/hash/file").is_local
+        node.copies.close()
+        assert not node.copies.root.exists()
+
+
 def test_a_node_that_ends_ends_its_copies_on_the_way(tmp_path: Path) -> None:
     node = Node(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -529,13 +559,13 @@ def test_a_node_that_ends_ends_a_copy_that_has_just_connected(tmp_path: Path, mo
 
     monkeypatch.setattr(socket, "create_connection", connect)
     node = Node(tmp_path)
-    real_close = file_copies.FileServer.close
+    real_close = file_server.FileServer.close
 
-    def close(server: file_copies.FileServer) -> None:
+    def close(server: file_server.FileServer) -> None:
         real_close(server)
         is_closing.set()
 
-    monkeypatch.setattr(file_copies.FileServer, "close", close)
+    monkeypatch.setattr(file_server.FileServer, "close", close)
     with socket.create_server(("127.0.0.1", 0)) as server:
         node.copies.perform(Copy(content(), f"127.0.0.1:{server.getsockname()[1]}", ""))
         assert has_connected.wait(WAIT_S)

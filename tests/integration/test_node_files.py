@@ -164,11 +164,14 @@ def test_a_file_that_no_node_has_room_for_is_read_from_the_endpoints_directory(t
             assert Path(path).is_relative_to(endpoint.directory.path)
             assert digest == source(web).sha256
         assert endpoint.log().count("reads its files from the endpoint's directory") <= 3  # one line for each node
+        status = endpoint.directory.read_status
+        wait_until(lambda: status().get("tasks_without_node_copies") == 5, "the status counts them")
+        assert "need more than 1,000,000 bytes" in status()["node_copies_problem"]
 
 
 def test_a_node_without_the_directory_keeps_no_copies_and_says_so(tmp_path: Path, web: WebServer) -> None:
     with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": PROVIDER}) as endpoint:
-        start(endpoint, web, tmp_path / "nodes", node_dir=str(tmp_path / "missing"))
+        start(endpoint, web, tmp_path / "nodes", node_dir=str(tmp_path / "not mounted" / "copies"))
         [(path, _, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0)])
         assert Path(path).is_relative_to(endpoint.directory.path)
         assert "this node keeps no copies of files" in endpoint.log()

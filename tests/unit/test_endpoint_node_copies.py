@@ -255,6 +255,23 @@ def test_managers_copy_a_file_from_one_another() -> None:
     assert report(core, "n", failed=((content, False),)) == [do.CopyFiles("n", (CopyOrder("n", content, ENDPOINT),))]
 
 
+def test_the_status_has_the_copies_of_all_nodes_and_the_tasks_without() -> None:
+    core = agent("m", "n")
+    assert core.core.node_copies() == {}
+    report(core, "m", copies=2, copies_bytes=5, missed=1, problem="the disk is full")
+    report(core, "n", copies=1, copies_bytes=7)
+    report(core, "m", copies=1, copies_bytes=3, missed=2, problem="no byte has come")
+    assert core.core.node_copies() == {
+        "node_copies": 2,
+        "node_copies_bytes": 10,
+        "tasks_without_node_copies": 3,
+        "node_copies_problem": "no byte has come",
+    }
+    core.manager_lost("m", "gone")
+    core.decide(now=6.0)
+    assert core.core.node_copies()["node_copies_bytes"] == 7
+
+
 def test_the_owners_contents_have_the_name_that_managers_give_them() -> None:
     core = agent("m")
     core.add(ev.OwnerKnown("ann"))
@@ -298,6 +315,7 @@ def test_the_report_says_what_is_copied_to_nodes() -> None:
         "files_done": 1,
         "since": 5.0,
         "total": 2 * MB,
+        "to_node": True,
     }
     report(core, "m")
     assert "staging" not in core.core.report().detail

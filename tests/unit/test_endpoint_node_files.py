@@ -59,7 +59,14 @@ class Node(Rig):
         kinds = ("wanted", "dropped", "have", "failed", "gone")
         joined = {kind: tuple(each for report in reports for each in getattr(report, kind)) for kind in kinds}
         last = reports[-1] if reports else FilesReported()
-        return FilesReported(**joined, waiting=last.waiting)
+        return FilesReported(
+            **joined,
+            waiting=last.waiting,
+            copies=last.copies,
+            copies_bytes=last.copies_bytes,
+            missed=sum(each.missed for each in reports),
+            problem=last.problem,
+        )
 
     def copy(self, of: NodeFile, *, source: str = "", submitter: str = "") -> list[Action]:
         """Let a copy be made."""
@@ -202,6 +209,10 @@ def test_where_all_copies_are_in_use_a_task_reads_the_endpoints_copy() -> None:
     assert sent(actions) == [("b", "")]
     assert of_kind(actions, Warn)
     assert not of_kind(actions, RemoveCopies)
+    report = node.report()
+    assert (report.copies, report.copies_bytes, report.missed) == (1, MB, 1)
+    assert "more than 1,000,000 bytes" in report.problem
+    assert node.report().missed == 0
 
 
 def test_what_cannot_be_had_is_read_from_the_endpoints_directory() -> None:

@@ -91,7 +91,8 @@ def test_a_piece_is_asked_for_in_the_name_of_the_submitter_and_deleted_when_it_i
     [sign] = world.on(FileMessagesHeard([answer_to(step)]))
     assert isinstance(sign, SignPiece)
     assert sign.blob_key == f"piece/{step.ask.request_id}/{SHA}"
-    [piece] = sent(world.on(PieceSigned(sign.request_id, "https://blobs/get")))
+    [piece] = sent(world.on(PieceSigned(sign.request_id, "https://blobs/get", sign.piece_bytes)))
+    assert world.core._meter.read(endpoints=0, connections=0)["file_bytes"] == 100
     assert piece == wire.FilePiece(
         request_id="p1", size_bytes=250, version="1-2-3", piece_bytes=100, sha256=SHA, url="https://blobs/get"
     )

@@ -40,6 +40,8 @@ def test_a_reading_has_the_sums_and_the_longest_waits() -> None:
     meter = Meter()
     meter.leased([_leased(waited_s=3.0), _leased(waited_s=0.5), _leased(attempt=2, waited_s=99.0)])
     meter.expired([_leased()])
+    meter.relayed(100)
+    meter.relayed(50)
     meter.recorded([_ended(TaskState.SUCCESS, lag_s=0.2), _ended(TaskState.FAILED, lag_s=0.1)], recorded_at=NOW)
     assert meter.read(endpoints=2, connections=5) == {
         "tasks_dispatched": 2,
@@ -49,6 +51,7 @@ def test_a_reading_has_the_sums_and_the_longest_waits() -> None:
         "leases_expired": 1,
         "queue_wait_s": 3.0,
         "push_lag_s": 0.2,
+        "file_bytes": 150,
         "endpoints_connected": 2,
         "connections": 5,
     }

@@ -66,6 +66,14 @@ def test_why_a_task_waits_for_its_files(lab: GraphLab) -> None:
     assert answer["text"].endswith(f"; now {SCAN}.")
 
 
+def test_why_a_task_waits_for_copies_on_its_node(lab: GraphLab) -> None:
+    task = start(lab)
+    report(lab, task, Staging("staging-in", 10, 3, to_node=True))
+    answer = why(lab, task)
+    assert answer["reason"] == "STAGING_IN"
+    assert "copies them to the node that runs it: 3 of 10 are there" in answer["text"]
+
+
 def test_why_a_task_whose_function_has_returned_still_runs(lab: GraphLab) -> None:
     task = start(lab, TaskState.RUNNING)
     report(lab, task, Staging("staging-out", 3, 1, problem="the storage does not answer."))

@@ -62,6 +62,11 @@ def test_what_was_written_is_read_again() -> None:
     staging = Staging("staging-in", 10, 3, 5, 100, SCAN, "slow", NOW)
     assert read_staging(staging.to_json(), now=NOW) == staging
     assert read_staging(Staging("staging-out", 1).to_json()) == Staging("staging-out", 1)
+    to_node = Staging("staging-in", 2, 1, to_node=True)
+    assert read_staging(to_node.to_json()) == to_node
+    assert str(to_node) == "1 of 2 files to the node"
+    assert read_staging(to_node.to_json() | {"state": "staging-out"}) == Staging("staging-out", 2, 1)
+    assert "to_node" not in staging.to_json()
     file = StagedFile(SCAN, "r", 5, SHA, cached=True)
     assert read_files([file.to_json(), StagedFile("", "w", 0).to_json()]) == (file, StagedFile("", "w", 0))
 

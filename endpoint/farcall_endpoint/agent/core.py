@@ -267,6 +267,10 @@ class AgentCore:
         staging = self._staging.report() if len(self._staging) else []
         return [*staging, *itertools.islice(self._copies.rows(self._held.by_id), MOST_ROWS - len(staging))]
 
+    def node_copies(self) -> dict[str, Any]:
+        """The copies of files on nodes, for the status."""
+        return self._copies.describe()
+
     def environments(self) -> list[dict[str, Any]]:
         """The environments of the nodes, the interesting ones first."""
         return report_environments(self._managers.members.values(), self._environments, without_pod=self._without_pod())

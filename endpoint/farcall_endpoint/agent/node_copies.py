@@ -34,6 +34,9 @@ class NodeCopies:
     def __init__(self, managers: Managers) -> None:
         self._managers = managers
         self._replicas = Replicas()
+        self._use: dict[str, tuple[int, int]] = {}  # by manager: copies and bytes
+        self._missed = 0
+        self._problem = ""
         self._waiting: dict[str, dict[str, tuple[float, WaitingForFiles]]] = {}  # by manager and task: since when
 
     def joined(self, manager_id: str) -> None:
@@ -43,6 +46,7 @@ class NodeCopies:
     def lost(self, manager_id: str) -> None:
         """A manager is gone."""
         self._waiting.pop(manager_id, None)
+        self._use.pop(manager_id, None)
         self._replicas.lost(manager_id)
 
     def reported(self, manager_id: str, report: FilesReported, now: float) -> None:
@@ -59,6 +63,9 @@ class NodeCopies:
         for content, reached in report.failed:
             replicas.failed(manager_id, content, reached=reached)
         replicas.wanted(manager_id, report.wanted)
+        self._use[manager_id] = report.copies, report.copies_bytes
+        self._missed += report.missed
+        self._problem = report.problem or self._problem
         former = self._waiting.pop(manager_id, {})
         if report.waiting:
             waiting = {each.task_id: (former.get(each.task_id, (now, each))[0], each) for each in report.waiting}
@@ -75,6 +82,16 @@ class NodeCopies:
         """Whether something has been decided."""
         return bool(self._replicas.orders)
 
+    def describe(self) -> dict[str, Any]:
+        """For the status: the copies of all nodes, and the tasks that had none, with the last reason."""
+        facts = {
+            "node_copies": sum(copies for copies, _ in self._use.values()),
+            "node_copies_bytes": sum(size_bytes for _, size_bytes in self._use.values()),
+            "tasks_without_node_copies": self._missed,
+            "node_copies_problem": self._problem,
+        }
+        return {name: value for name, value in facts.items() if value}
+
     def rows(self, tasks: Container[str]) -> Iterator[dict[str, Any]]:
         """The tasks whose files are copied to their nodes, as :meth:`farcall_endpoint.staging.plan.Staging.report` has
         others."""
@@ -88,4 +105,5 @@ class NodeCopies:
                     "files_done": waiting.contents - waiting.left,
                     "since": since,
                     "total": waiting.total_bytes,
+                    "to_node": True,
                 }

@@ -418,6 +418,7 @@ class Agent:
             sizes |= {"files_cache_bytes": cache.used_bytes, "files_cache_budget_bytes": cache.budget_bytes}
         return {
             **{name: size for name, size in sizes.items() if size},
+            **self._core.node_copies(),
             **({"valkey": servers} if (servers := self._valkey.describe()) else {}),
         }
 
@@ -795,7 +796,7 @@ def _about_transfer(row: Mapping[str, Any]) -> dict[str, object]:
     """A task whose files move, as the status shows it."""
     return {
         "task_id": row["task_id"],
-        "state": row["state"],
+        "state": "copied to the node" if row.get("to_node") else row["state"],
         "files": f"{row['files_done']}/{row['files']}",
         "done_bytes": row["bytes"],
         "total_bytes": row.get("total"),

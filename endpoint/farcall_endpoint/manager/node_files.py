@@ -67,6 +67,7 @@ class NodeFiles:
         #: Tasks that may run, in the order in which they have their files.
         self.ready: list[Job] = []
         self._last_problem = ""
+        self._missed = 0  # since the last report
         self._news: dict[str, list[FileContent]] = collections.defaultdict(list)
         self._failed: list[tuple[FileContent, bool]] = []
         self._has_changed = self._has_shown = False
@@ -149,6 +150,7 @@ class NodeFiles:
 
     def _give_up(self, job: Job, reason: str) -> None:
         """A task reads the endpoint's copies."""
+        self._missed += 1
         if reason != self._last_problem:  # of thousands of tasks, one line
             self._last_problem = reason
             task_id = job.order.task_id
@@ -275,7 +277,7 @@ class NodeFiles:
 
     def has_news(self, now: float) -> bool:
         """Whether there is something to report: which tasks wait, only each second."""
-        if self._news or self._failed:
+        if self._news or self._failed or self._missed:
             return True
         return self._has_changed and now >= self._shown_at and bool(self._waiting or self._has_shown)
 
@@ -285,8 +287,9 @@ class NodeFiles:
         self._has_shown = bool(self._waiting)
         kinds = {name: tuple(contents) for name, contents in self._news.items()}
         failed = tuple(self._failed)
+        missed = self._missed
         self._news.clear()
-        self._failed, self._has_changed = [], False
+        self._failed, self._missed, self._has_changed = [], 0, False
         counts = [*map(len, kinds.values()), len(failed)]
         for start in range(0, max([1, *counts]), _MOST_IN_MESSAGE):
             end = start + _MOST_IN_MESSAGE
@@ -294,6 +297,10 @@ class NodeFiles:
                 **{name: contents[start:end] for name, contents in kinds.items()},
                 failed=failed[start:end],
                 waiting=tuple(map(_shown, itertools.islice(self._waiting.values(), _MOST_SHOWN))),
+                copies=len(self._copies),
+                copies_bytes=self._used_bytes,
+                missed=0 if start else missed,
+                problem=self._last_problem if missed else "",
             )
             yield Pass(message, ())
 

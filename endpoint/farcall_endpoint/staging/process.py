@@ -441,6 +441,14 @@ def _end_process(failure: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
+def _received(agent: socket.socket) -> bytes:
+    """What the agent sends; empty when it is gone."""
+    try:
+        return agent.recv(2**16)
+    except ConnectionResetError:  # it has not read all that it was sent
+        return b""
+
+
 def main() -> None:
     """Serve an agent until it is gone."""
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # also if it is stopped then
@@ -461,7 +469,7 @@ def main() -> None:
 
         transfers: Transfers | None = None
         data = bytearray()
-        while received := agent.recv(2**16):
+        while received := _received(agent):
             data += received
             for message in frames_of(data):
                 if transfers is None:

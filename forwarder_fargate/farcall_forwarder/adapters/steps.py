@@ -246,7 +246,7 @@ class StoreSteps:
         except Exception as error:  # noqa: BLE001 - ends this pull, not the forwarder
             _log_file_problem("a piece of a file cannot be signed", error)
             return PieceSigned(step.request_id, reason=FileReason.NO_ANSWER)
-        return PieceSigned(step.request_id, url)
+        return PieceSigned(step.request_id, url, step.piece_bytes)
 
     @_perform.register
     def _(self, step: DeletePieces) -> None:

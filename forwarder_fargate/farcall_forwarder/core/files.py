@@ -85,10 +85,11 @@ class FileAsked(Event, frozen=True):
 
 
 class PieceSigned(Event, frozen=True):
-    """``url`` is a pre-signed GET, or there is a ``reason`` why not."""
+    """``url`` is a pre-signed GET of so many bytes, or there is a ``reason`` why not."""
 
     request_id: str
     url: str = ""
+    piece_bytes: int = 0
     reason: str = ""
 
 

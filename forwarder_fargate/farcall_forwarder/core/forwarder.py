@@ -219,6 +219,7 @@ class Forwarder:
             case FileAsked():
                 return pulls.on_asked(event, now)
             case PieceSigned():
+                self._meter.relayed(event.piece_bytes)
                 return pulls.on_signed(event, now)
             case FileMessagesHeard(messages=messages):
                 actions: list[Action] = []

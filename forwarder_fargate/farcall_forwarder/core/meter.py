@@ -19,6 +19,7 @@ class _Reading:
     leases_expired: int = 0
     queue_wait_s: float = 0.0
     push_lag_s: float = 0.0
+    file_bytes: int = 0
 
 
 class Meter:
@@ -40,6 +41,10 @@ class Meter:
     def expired(self, leases: Sequence[LeasedTask]) -> None:
         """Count leases that have ended and whose tasks the queue does not offer again."""
         self._reading.leases_expired += len(leases)
+
+    def relayed(self, piece_bytes: int) -> None:
+        """Count a piece of a file of another endpoint that an agent gets."""
+        self._reading.file_bytes += piece_bytes
 
     def recorded(self, results: Iterable[TaskResult], *, recorded_at: float) -> None:
         """Count recorded results, which are pushed to clients now; ``recorded_at`` in epoch seconds."""

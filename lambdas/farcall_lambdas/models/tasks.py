@@ -247,6 +247,7 @@ class StagingShape(Shape):
     url: Maybe[str] = None
     problem: Maybe[str] = None
     since: float = 0.0
+    to_node: Maybe[bool] = None
 
 
 class TaskAnswer(Shape):

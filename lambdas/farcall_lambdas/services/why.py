@@ -169,7 +169,9 @@ def _staging(situation: Situation) -> _Answer | None:
     if staging is None or situation.endpoint is None:
         return None
     reason, doing, done = Reason.STAGING_IN, "copies the files that the task reads", "there"
-    if staging.state == OUT:
+    if staging.to_node:
+        doing = "has the files that the task reads, and copies them to the node that runs it"
+    elif staging.state == OUT:
         reason, doing, done = Reason.STAGING_OUT, "stores the files that the task has written", "stored"
     numbers = [f"{staging.files_done} of {staging.files} {'is' if staging.files_done == 1 else 'are'} {done}"]
     numbers += [staging.size] if staging.size else []

@@ -23,7 +23,8 @@ import httpx
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
-from farcall_common.file_arguments import shown, source_of, source_path
+from farcall_common.file_arguments import local_name, shown, source_of, source_path
+from farcall_common.object_keys import is_key
 from farcall_common.wire import FileReason
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
@@ -256,7 +257,8 @@ def _wait(request: _Request, cancelled: Callable[[], bool]) -> Piece:
 
 def _record(url: str, reason: str, problem: str = "") -> ErrorRecord:
     if reason == FileReason.NOT_FOUND:
-        return outcomes.file_not_found(shown(url))
+        missing = outcomes.object_gone if is_key(local_name(url)) else outcomes.file_not_found
+        return missing(shown(url))
     if reason == FileReason.OFFLINE:
         return outcomes.file_endpoint_offline(shown(url))
     if reason in _DENIED:

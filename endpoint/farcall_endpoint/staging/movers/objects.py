@@ -136,8 +136,11 @@ class ObjectMover:
                 if cancelled():
                     raise MoveCancelled
                 view = memoryview(chunk)
-                digest.update(view)
-                file.write(view)
+                written = _writers().submit(file.write, view)
+                try:
+                    digest.update(view)  # on another core
+                finally:
+                    written.result()
                 size_bytes += len(view)
                 report(size_bytes)
         if size_bytes != found.size_bytes:
@@ -218,6 +221,12 @@ def _chunks(store: ObjectStore, key: str, found: Found) -> Iterator[bytes | obst
 def _range_threads() -> concurrent.futures.ThreadPoolExecutor:
     """Of all transfers: what they have in memory is limited."""
     return concurrent.futures.ThreadPoolExecutor(2 * _RANGES_AT_ONCE)
+
+
+@functools.cache
+def _writers() -> concurrent.futures.ThreadPoolExecutor:
+    """Threads that write what came, while it is hashed."""
+    return concurrent.futures.ThreadPoolExecutor(_RANGES_AT_ONCE)
 
 
 def _found(meta: Any) -> Found:

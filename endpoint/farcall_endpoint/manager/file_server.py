@@ -1,0 +1,285 @@
+"""Copies of files from node to node: the server of a manager, and how another one gets a copy there.
+
+A manager that asks for a copy proves that it has the key of the agent, which tasks never get: the server sends random
+bytes, and gets an HMAC of these and the request back. The request names the server's address, so that no other node can
+pass the proof on. What is sent is not encrypted; who receives it checks the SHA-256.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import BinaryIO, Final
+
+import msgspec
+
+from farcall_endpoint.protocol import FileContent
+
+_logger = logging.getLogger(__name__)
+
+SILENCE_LIMIT_S: Final = 30.0
+"""So long the other side may send nothing, or take nothing."""
+PIECE_BYTES: Final = 2**20
+_MOST_READERS: Final = 16
+"""That are served at a time; each has a thread."""
+_MOST_HANDSHAKES: Final = 32
+"""Connections that have not proved yet that they are managers; each has a thread."""
+_MOST_REQUEST_BYTES: Final = 1024
+_CONNECT_LIMIT_S: Final = 5.0
+_HANDSHAKE_LIMIT_S: Final = 5.0
+_COPY_LIMIT_S: Final = 60.0
+_LEAST_BYTES_PER_S: Final = 1e6
+"""A copy from another node takes ``_COPY_LIMIT_S`` and the time that its bytes take at this rate, or it fails."""
+_PAUSE_S: Final = 1.0
+_END_LIMIT_S: Final = 2.0
+_CHALLENGE_BYTES: Final = 32
+_MAC_BYTES: Final = 32
+_LENGTH_BYTES: Final = 2
+_SIZE_BYTES: Final = 8
+_MISSING: Final = 2**64 - 1
+"""In place of the size: the node has no such copy."""
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class _Request(msgspec.Struct, frozen=True, array_like=True):
+    """What a manager wants of the server at ``address`` (``host:port``)."""
+
+    address: str
+    content: FileContent
+
+
+_decode: Final = msgspec.msgpack.Decoder(_Request).decode
+
+
+class SourceFailed(Exception):
+    """A copy could not be had from a source."""
+
+    def __init__(self, reason: str, *, reached: bool = True) -> None:
+        super().__init__(reason)
+        self.reached = reached
+
+
+class FileServer:
+    """Gives copies to other managers.
+
+    :param read: gives a copy in parts, or raises KeyError; called in several threads.
+    :raises OSError: if no port is free.
+    """
+
+    def __init__(
+        self, host: str, *, read: Callable[[FileContent], Generator[tuple[BinaryIO, int, int], None, None]]
+    ) -> None:
+        self._read = read
+        self._key = b""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, 0), family=family, backlog=_MOST_HANDSHAKES)
+        #: ``host:port``
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._room = threading.BoundedSemaphore(_MOST_READERS)
+        self._connections: set[socket.socket] = set()
+        self._handshakes: dict[socket.socket, None] = {}  # those of the connections; the oldest first
+        self._lock = threading.Lock()  # of these
+        self._threads: set[threading.Thread] = set()
+        self._accepting: threading.Thread | None = None
+        self._is_closed = threading.Event()
+
+    def start(self, key: bytes) -> None:
+        """Serve those who have this key, if that is not done yet."""
+        self._key = key
+        if self._accepting is None:
+            thread = threading.Thread(target=self._accept, name="farcall-file-server", daemon=True)
+            if has_started(thread):
+                self._accepting = thread
+
+    def close(self) -> None:
+        """End all connections."""
+        self._is_closed.set()
+        for each in (self._socket, *self._connections):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if self._accepting is not None:
+            self._accepting.join()
+        for thread in list(self._threads):
+            thread.join(_END_LIMIT_S)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except OSError as error:
+                if not self._is_closed.is_set():
+                    _logger.warning("the server of files cannot accept a connection: %s", error)
+                    self._is_closed.wait(_PAUSE_S)  # too many open files, for instance
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection,), name="farcall-file-reader", daemon=True)
+            self._connections.add(connection)
+            self._threads.add(thread)
+            with self._lock:
+                self._handshakes[connection] = None
+                oldest = next(iter(self._handshakes)) if len(self._handshakes) > _MOST_HANDSHAKES else None
+            if oldest is not None:  # who lacks the key cannot keep managers out: their handshake takes a moment
+                self._end_handshake(oldest)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if not has_started(thread):
+                self._forget(connection, thread)
+                connection.close()
+                self._is_closed.wait(_PAUSE_S)
+
+    def _end_handshake(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._handshakes.pop(connection, None)
+
+    def _forget(self, connection: socket.socket, thread: threading.Thread) -> None:
+        self._end_handshake(connection)
+        self._connections.discard(connection)
+        self._threads.discard(thread)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                content = self._requested(connection)
+                self._end_handshake(connection)
+                if content is None or not self._room.acquire(blocking=False):
+                    return
+                try:
+                    self._answer(connection, content)
+                finally:
+                    self._room.release()
+        except (OSError, ValueError) as error:  # it has ended, or is no manager
+            _logger.debug("a reader of files: %s", error)
+        finally:
+            self._forget(connection, threading.current_thread())
+
+    def _requested(self, connection: socket.socket) -> FileContent | None:
+        """What a manager wants; None if it is none of this agent, or wants it from another node."""
+        ends_at = time.monotonic() + _HANDSHAKE_LIMIT_S
+        challenge = secrets.token_bytes(_CHALLENGE_BYTES)
+        _limit(connection, ends_at)
+        connection.sendall(challenge)
+        length = int.from_bytes(_received(connection, _LENGTH_BYTES, ends_at))
+        if length > _MOST_REQUEST_BYTES:
+            raise ValueError(f"a request of {length:,} bytes")
+        request = _received(connection, length, ends_at)
+        proof = _received(connection, _MAC_BYTES, ends_at)
+        if not hmac.compare_digest(proof, hmac.digest(self._key, challenge + request, "sha256")):
+            _logger.warning("a request for a file without the key of this endpoint's agent")
+            return None
+        wanted = _decode(request)
+        if wanted.address != self.address:
+            _logger.warning("a request for a file that was meant for the node at %s", wanted.address)
+            return None
+        return wanted.content
+
+    def _answer(self, connection: socket.socket, content: FileContent) -> None:
+        connection.settimeout(SILENCE_LIMIT_S)
+        with contextlib.closing(self._read(content)) as parts:
+            try:
+                part = next(parts, None)
+            except (KeyError, OSError):
+                connection.sendall(_MISSING.to_bytes(_SIZE_BYTES))
+                return
+            connection.sendall(content.size_bytes.to_bytes(_SIZE_BYTES))
+            while part is not None:
+                file, offset, count = part
+                connection.sendfile(file, offset, count)
+                part = next(parts, None)
+
+
+class FileClient:
+    """Gets copies from other managers, in several threads."""
+
+    def __init__(self) -> None:
+        self._key = b""
+        self._sockets: set[socket.socket] = set()
+        self._is_closed = threading.Event()
+
+    def set_key(self, key: bytes) -> None:
+        """Ask with this key from now on."""
+        self._key = key
+
+    def close(self) -> None:
+        """End all connections."""
+        self._is_closed.set()
+        for each in list(self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def read(self, content: FileContent, address: str) -> Generator[memoryview, None, None]:
+        """A copy of the manager at ``address``, in pieces; each is valid until the next one.
+
+        :raises SourceFailed: if it cannot be had there.
+        """
+        host, _, port = address.rpartition(":")
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        ends_at = time.monotonic() + _COPY_LIMIT_S + content.size_bytes / _LEAST_BYTES_PER_S
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S)
+        except (OSError, ValueError, OverflowError) as error:  # the last: a port above 65,535
+            raise SourceFailed(f"it cannot be reached: {error}", reached=False) from error
+        with connection:
+            self._sockets.add(connection)
+            try:
+                if self._is_closed.is_set():  # it may not have seen this socket
+                    raise SourceFailed("the manager ends")
+                challenge = _received(connection, _CHALLENGE_BYTES, ends_at)
+                request = _encode(_Request(address, content))
+                proof = hmac.digest(self._key, challenge + request, "sha256")
+                connection.sendall(len(request).to_bytes(_LENGTH_BYTES) + request + proof)
+                left = int.from_bytes(_received(connection, _SIZE_BYTES, ends_at))
+                if left != content.size_bytes:
+                    raise SourceFailed("it does not have it")
+                while left:
+                    _limit(connection, ends_at)
+                    count = connection.recv_into(buffer, min(left, PIECE_BYTES))
+                    if not count:
+                        raise SourceFailed("the connection was closed in the middle")
+                    left -= count
+                    yield buffer[:count]
+            except OSError as error:
+                raise SourceFailed(f"the connection has failed: {error}") from error
+            finally:
+                self._sockets.discard(connection)
+
+
+def has_started(thread: threading.Thread) -> bool:
+    """Start a thread; False if this process may have no more."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _logger.error("%s cannot run: %s", thread.name, error)
+        return False
+    return True
+
+
+def _limit(connection: socket.socket, ends_at: float) -> None:
+    """Let the next call wait until an instant of :func:`time.monotonic` at most, and never too long.
+
+    :raises OSError: if it has come.
+    """
+    left_s = ends_at - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(errno.ETIMEDOUT, "it takes too long")
+    connection.settimeout(min(left_s, SILENCE_LIMIT_S))
+
+
+def _received(connection: socket.socket, count: int, ends_at: float) -> bytes:
+    """So many bytes.
+
+    :raises OSError: if the connection ends before, or they have not come until ``ends_at``.
+    """
+    received = bytearray()
+    while len(received) < count:
+        _limit(connection, ends_at)
+        if not (piece := connection.recv(count - len(received))):
+            raise ConnectionResetError(errno.ECONNRESET, "it was closed")
+        received += piece
+    return bytes(received)
