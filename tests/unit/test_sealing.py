@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farcall_common import wire
@@ -342,6 +342,7 @@ def test_texts_of_errors_and_details_are_sealed_and_survive_the_forwarder() -> N
         st.text(st.characters(codec="utf-8"), max_size=40),
     )
 )
+@example({"message": "\a\a", "traceback": "\a\a"})
 def test_the_seal_of_any_error_fits_the_forwarder(words: dict[str, str]) -> None:
     texts = {name: text * 2000 for name, text in words.items()}
     result = seal_result(task(), TaskResult(TaskState.FAILED, {"code": "C", "message": "", "fault": "us", **texts}))

@@ -25,7 +25,8 @@ _SMALL_BYTES: Final = 64 * 1024
 _MAX_SEALED_TEXT: Final = 60 * 1024
 """The forwarder cuts off what exceeds 64 KiB: a seal that is cut cannot be opened."""
 _MAX_SEALED_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
-_KEPT_CHARACTERS: Final = 4_000
+_KEPT_CHARACTERS: Final = 3_000
+"""Of message and traceback. JSON takes six bytes for a control character, and both must fit."""
 _SHORTENED: Final = ("exception_data", "traceback", "reasons", "stderr_tail", "stdout_tail", "hint", "exception_type")
 """What a record that is too large loses, in this order."""
 _PLAIN_FIELDS: Final = ("code", "fault", "retryable", "retry_after_s", "attempt", "endpoint_id", "retries_used")
