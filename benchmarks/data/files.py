@@ -90,7 +90,7 @@ def _alone(url: str, key: str, path: Path) -> float:
     store = S3Store(_BUCKET, config={"endpoint": url}, client_options={"allow_http": True})
     with path.open("wb") as file:
         began = time.perf_counter()
-        for chunk in obstore.get(store, key).stream(min_chunk_size=4 * 2**20):
+        for chunk in obstore.get(store, key).stream(min_chunk_size=2**18):
             file.write(memoryview(chunk))
         return time.perf_counter() - began
 

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT_S: Final = 30.0
 """So long the other side may send nothing, or take nothing."""
-PIECE_BYTES: Final = 2**20
+PIECE_BYTES: Final = 2**18
 _MOST_READERS: Final = 16
 """That are served at a time; each has a thread."""
 _MOST_HANDSHAKES: Final = 32

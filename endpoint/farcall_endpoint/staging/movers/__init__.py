@@ -11,13 +11,18 @@ options of that.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
+
+_WRITE_BYTES: Final = 2**18
+"""What is hashed and written at a time stays in the caches of a processor. For larger pieces Linux takes larger pages,
+which a virtual machine may have to get from its host first: that is ten times slower."""
 
 
 class MoveError(Exception):
@@ -45,6 +50,38 @@ class Found(NamedTuple):
     size_bytes: int | None
     version: str = ""
     sha256: str = ""
+
+
+class DraftWriter:
+    """Writes a draft, and computes its SHA-256.
+
+    :ivar size_bytes: of what was written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._file = path.open("wb", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append data."""
+        view = memoryview(data)
+        for start in range(0, len(view), _WRITE_BYTES):
+            part = view[start : start + _WRITE_BYTES]
+            self._digest.update(part)
+            while part:
+                part = part[self._file.write(part) :]
+        self.size_bytes += len(view)
+
+    def sha256(self) -> str:
+        """The SHA-256 of what was written, in hexadecimal."""
+        return self._digest.hexdigest()
 
 
 class Mover(Protocol):

@@ -28,7 +28,7 @@ from farcall_common.object_keys import is_key
 from farcall_common.wire import FileReason
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError, ReadOnlyMover
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, ReadOnlyMover
 from farcall_endpoint.staging.orders import Piece, Report
 
 SCHEME: Final = "endpoint"
@@ -152,26 +152,23 @@ class EndpointMover(ReadOnlyMover):
     ) -> str:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
         size_bytes = found.size_bytes or 0
-        digest, done_bytes, wanted_bytes = hashlib.sha256(), 0, 0
+        wanted_bytes = 0
         on_way: collections.deque[tuple[_Request, int]] = collections.deque()
         try:
-            with draft.open("wb") as file:
-                while done_bytes < size_bytes:
+            with DraftWriter(draft) as file:
+                while file.size_bytes < size_bytes:
                     while len(on_way) < _WINDOW and wanted_bytes < size_bytes:
                         length = min(self._most_bytes, size_bytes - wanted_bytes)
                         on_way.append((self._want(url, wanted_bytes, length), length))
                         wanted_bytes += length
                     request, length = on_way[0]
-                    data = self._data(url, request, length, found.version, cancelled)
-                    digest.update(data)
-                    file.write(data)
-                    done_bytes += length
-                    report(done_bytes)
+                    file.write(self._data(url, request, length, found.version, cancelled))
+                    report(file.size_bytes)
                     self._requests.take(on_way.popleft()[0])
         finally:
             for request, _ in on_way:
                 self._requests.take(request)
-        return digest.hexdigest()
+        return file.sha256()
 
     def _want(self, url: str, offset_bytes: int, max_bytes: int) -> _Request:
         endpoint_id, path = endpoint_and_path(url)

@@ -20,7 +20,7 @@ from obstore.store import ObjectStore, from_url
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError
 
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
@@ -130,22 +130,15 @@ class ObjectMover:
     ) -> str:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
         store, key = self._open(url)
-        digest, size_bytes = hashlib.sha256(), 0
-        with _mapped(url), draft.open("wb") as file:
+        with _mapped(url), DraftWriter(draft) as file:
             for chunk in _chunks(store, key, found):
                 if cancelled():
                     raise MoveCancelled
-                view = memoryview(chunk)
-                written = _writers().submit(file.write, view)
-                try:
-                    digest.update(view)  # on another core
-                finally:
-                    written.result()
-                size_bytes += len(view)
-                report(size_bytes)
-        if size_bytes != found.size_bytes:
+                file.write(memoryview(chunk))
+                report(file.size_bytes)
+        if file.size_bytes != found.size_bytes:
             raise MoveError(outcomes.file_changed(shown(url)))
-        return digest.hexdigest()
+        return file.sha256()
 
     def store(self, source: Path, url: str, report: Callable[[int], None], cancelled: Callable[[], bool]) -> Found:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
@@ -221,12 +214,6 @@ def _chunks(store: ObjectStore, key: str, found: Found) -> Iterator[bytes | obst
 def _range_threads() -> concurrent.futures.ThreadPoolExecutor:
     """Of all transfers: what they have in memory is limited."""
     return concurrent.futures.ThreadPoolExecutor(2 * _RANGES_AT_ONCE)
-
-
-@functools.cache
-def _writers() -> concurrent.futures.ThreadPoolExecutor:
-    """Threads that write what came, while it is hashed."""
-    return concurrent.futures.ThreadPoolExecutor(_RANGES_AT_ONCE)
 
 
 def _found(meta: Any) -> Found:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import ipaddress
 import socket
 import ssl
@@ -22,7 +21,7 @@ import httpx
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import Found, MoveCancelled, MoveError, ReadOnlyMover
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, ReadOnlyMover
 
 SCHEMES: Final = frozenset({"http", "https"})
 _MOST_REDIRECTS: Final = 10
@@ -62,8 +61,7 @@ class WebMover(ReadOnlyMover):
         self, url: str, draft: Path, found: Found, report: Callable[[int], None], cancelled: Callable[[], bool]
     ) -> str:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
-        digest, size_bytes = hashlib.sha256(), 0
-        with self._requested("GET", url) as response, draft.open("wb") as file:
+        with self._requested("GET", url) as response, DraftWriter(draft) as file:
             _check(response, url)
             now = _found(response)
             if found.version and now.version != found.version:
@@ -71,13 +69,11 @@ class WebMover(ReadOnlyMover):
             for chunk in response.iter_raw():  # as they come: a slow one has progress, and can be cancelled
                 if cancelled():
                     raise MoveCancelled
-                digest.update(chunk)
                 file.write(chunk)
-                size_bytes += len(chunk)
-                report(size_bytes)
-        if now.size_bytes is not None and size_bytes != now.size_bytes:
+                report(file.size_bytes)
+        if now.size_bytes is not None and file.size_bytes != now.size_bytes:
             raise MoveError(outcomes.file_unreachable(shown(url), "the connection ended before the file did"))
-        return digest.hexdigest()
+        return file.sha256()
 
     @contextlib.contextmanager
     def _requested(self, method: str, url: str) -> Iterator[httpx.Response]:
