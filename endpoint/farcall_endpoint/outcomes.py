@@ -293,7 +293,8 @@ object_gone = Outcome(
     "OBJECT_GONE",
     Fault.CALLER,
     "The object {} is gone from the endpoint that had it.",
-    "It was evicted, or not used for as long as it lives; put it again, with a longer expires_s or explicit=True.",
+    "It was evicted, not used for as long as it lives, or its endpoint was restarted. Put it again, with another "
+    "lifetime, or in a shared directory there.",
 )
 bucket_not_found = Outcome(
     "FILE_NOT_FOUND",

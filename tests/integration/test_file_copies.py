@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -253,8 +254,9 @@ def test_garbage_ends_a_connection_and_nothing_else(node: Node, other: Node, sen
     node.copy(content(), path=node.staged())
     host, _, port = node.copies.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # the other side may have closed it before
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             while connection.recv(4096):
                 pass
@@ -519,13 +521,101 @@ def test_a_file_system_that_hangs_holds_neither_tasks_nor_other_copies(
         ends = node.perform(*(Copy(each, "", f"{mount.directory}/r/hash/{each.sha256}") for each in hung))
         assert {each.content for each in ends if isinstance(each, CopyEnded) and each.is_local} == set(hung)
         event = node.copy(content(b"5"), path=f"{mount.directory}/r/hash/file")
-        assert (event.is_local, "hangs" in event.problem) == (True, True)
+        assert (event.is_local, "other copies hang" in event.problem) == (True, True)
         assert not node.copy(content(), other.copies.address).problem
         again = content(DATA, "someone")
         assert node.copy(again, path=path).is_local
         mount.fail()
         wait_until(lambda: not node.copy(again, path=path).problem, "what hung has come back")
     assert node.files() == [content().sha256] * 2
+
+
+def test_copies_that_come_back_at_the_limit_leave_nothing_that_hangs(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copies, "_HUNG_LIMIT_S", 0.3)
+    monkeypatch.setattr(file_copies, "_LOOK_S", 0.01)
+    never, real, path = threading.Event(), file_copies._open_below, node.staged()
+
+    def late(root: Path, parts: Any) -> int:
+        never.wait(0.3)
+        return real(root, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file_copies, "_open_below", late)
+        ends = node.perform(*(Copy(content(submitter=str(number)), "", path) for number in range(16)))
+    assert len(ends) == 16
+    wait_until(lambda: not node.copy(content(), path=path).problem, "copies from the disk go on")
+    assert not node.copies.events()
+
+
+def test_a_thread_that_cannot_be_replaced_at_once_is_replaced_later(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_copies, "_HUNG_LIMIT_S", 0.5)
+    hung = [content(str(number).encode()) for number in range(4)]
+    path = node.staged()
+    with hung_mount(tmp_path / "work/staged/hung") as mount:
+        for each in hung:
+            node.copies.perform(Copy(each, "", f"{mount.directory}/r/hash/{each.sha256}"))
+        node.copies.perform(Copy(content(), "", path))
+        with monkeypatch.context() as patch:
+            refuse_threads(patch, "farcall-copies")
+            ends: list[Event] = []
+
+            def have_ended(count: int) -> bool:
+                ends.extend(node.copies.events())
+                return len(ends) >= count
+
+            wait_until(lambda: have_ended(4), "all threads are given up")
+            mount.fail()
+        wait_until(lambda: have_ended(5), "the copy that waited has ended, too")
+
+
+def test_a_manager_that_was_stopped_gives_no_copy_up(tmp_path: Path) -> None:
+    path = tmp_path / "work/staged/task/r/hash/file"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(DATA)
+    program = """
+import sys, threading, time
+from pathlib import Path
+from farcall_endpoint.manager import file_copies
+from farcall_endpoint.manager.actions import Copy
+from farcall_endpoint.manager.file_copies import FileCopies
+from farcall_endpoint.protocol import FileContent
+file_copies._HUNG_LIMIT_S, file_copies._STOPPED_S = 3.0, 2.0
+real, go_on = file_copies._open_below, threading.Event()
+def late(root, parts):
+    go_on.wait()
+    return real(root, parts)
+file_copies._open_below = late
+root = Path(sys.argv[1])
+copies = FileCopies(root, working_dir=root / "work", host="127.0.0.1")
+copies.set_key(b"k" * 32)
+copies.perform(Copy(FileContent("", sys.argv[2], int(sys.argv[3])), "", sys.argv[4]))
+print("copying", flush=True)
+sys.stdin.readline()
+go_on.set()
+while not (events := copies.events()):
+    time.sleep(0.01)
+print(repr(events[0].problem), flush=True)
+copies.close()
+"""
+    arguments = [str(tmp_path), content().sha256, str(len(DATA)), str(path)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "copying\n"
+        process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        wait_until(lambda: time.monotonic() > stopped_at + 4.0, "longer than the limit")
+        process.send_signal(signal.SIGCONT)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "''\n"
 
 
 def test_a_node_whose_file_system_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

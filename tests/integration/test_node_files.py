@@ -171,7 +171,7 @@ def test_a_file_that_no_node_has_room_for_is_read_from_the_endpoints_directory(t
 
 def test_a_node_without_the_directory_keeps_no_copies_and_says_so(tmp_path: Path, web: WebServer) -> None:
     with running_endpoint(tmp_path / "home", workers=1, start=False, engine={"provider": PROVIDER}) as endpoint:
-        start(endpoint, web, tmp_path / "nodes", node_dir=str(tmp_path / "not mounted" / "copies"))
+        start(endpoint, web, tmp_path / "nodes", node_dir=str(tmp_path / "missing"))
         [(path, _, _)] = values(endpoint, [submit(endpoint, look, source(web), 0.0)])
         assert Path(path).is_relative_to(endpoint.directory.path)
         assert "this node keeps no copies of files" in endpoint.log()

@@ -260,9 +260,10 @@ def test_the_status_has_the_copies_of_all_nodes_and_the_tasks_without() -> None:
     assert core.core.node_copies() == {}
     report(core, "m", copies=2, copies_bytes=5, missed=1, problem="the disk is full")
     report(core, "n", copies=1, copies_bytes=7)
-    report(core, "m", copies=1, copies_bytes=3, missed=2, problem="no byte has come")
+    report(core, "m", copies=1, copies_bytes=3, missed=2, problem="no byte\n has\x1b come")
+    report(core, "n", copies=1, copies_bytes=7, missed=-1)
     assert core.core.node_copies() == {
-        "node_copies": 2,
+        "node_copies_count": 2,
         "node_copies_bytes": 10,
         "tasks_without_node_copies": 3,
         "node_copies_problem": "no byte has come",

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Final
 
+from farcall_common.progress import clean_text
 from farcall_common.staging import IN
 from farcall_endpoint.agent.actions import CopyFiles
 from farcall_endpoint.agent.managers import Managers
@@ -63,9 +64,9 @@ class NodeCopies:
         for content, reached in report.failed:
             replicas.failed(manager_id, content, reached=reached)
         replicas.wanted(manager_id, report.wanted)
-        self._use[manager_id] = report.copies, report.copies_bytes
-        self._missed += report.missed
-        self._problem = report.problem or self._problem
+        self._use[manager_id] = max(0, report.copies), max(0, report.copies_bytes)
+        self._missed += max(0, report.missed)
+        self._problem = clean_text(report.problem) or self._problem
         former = self._waiting.pop(manager_id, {})
         if report.waiting:
             waiting = {each.task_id: (former.get(each.task_id, (now, each))[0], each) for each in report.waiting}
@@ -85,7 +86,7 @@ class NodeCopies:
     def describe(self) -> dict[str, Any]:
         """For the status: the copies of all nodes, and the tasks that had none, with the last reason."""
         facts = {
-            "node_copies": sum(copies for copies, _ in self._use.values()),
+            "node_copies_count": sum(copies for copies, _ in self._use.values()),
             "node_copies_bytes": sum(size_bytes for _, size_bytes in self._use.values()),
             "tasks_without_node_copies": self._missed,
             "node_copies_problem": self._problem,

@@ -240,7 +240,6 @@ def _file_copies(options: argparse.Namespace, agent_host: str) -> FileCopies | N
         return None
     parent = options.node_dir or Path(tempfile.gettempdir())
     try:
-        parent.mkdir(mode=0o700, exist_ok=True)  # not what is above it: a disk may not be mounted
         return FileCopies(parent, working_dir=options.working_dir, host=address_towards(agent_host))
     except OSError as error:
         _logger.error("this node keeps no copies of files: %s", error)

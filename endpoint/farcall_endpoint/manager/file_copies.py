@@ -21,7 +21,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -50,10 +50,12 @@ _THREADS: Final = 4
 """That copy at a time."""
 _HUNG_LIMIT_S: Final = 60.0
 """A copy without a byte for so long is given up, with its thread: a file system that hangs has no limit of its own."""
-_MOST_HUNG: Final = 4
-"""Threads that were given up and have not come back: while there are so many, nothing is read from the endpoint's
-directory."""
+_MOST_HUNG: Final = 8
+"""Threads that were given up and have not come back: while there are so many, nothing is copied. While there is one,
+nothing is copied from the endpoint's directory."""
 _LOOK_S: Final = 1.0
+_STOPPED_S: Final = 5.0
+"""Without a look for so long, this process itself was stopped, and what it copies has not hung."""
 _UNKNOWN_LIMIT_S: Final = 2.0
 """So long a node that was named as a source may take to hear of the copy itself."""
 _MOST_FAILED: Final = 1000
@@ -122,6 +124,7 @@ class FileCopies:
         self._copying: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
         self._actions: queue.SimpleQueue[FileAction | None] = queue.SimpleQueue()
         self._linking: threading.Thread | None = None
+        self._watching: threading.Thread | None = None
         self._copiers: set[threading.Thread] = set()
         self._hung: set[threading.Thread] = set()  # that were given up
         self._starting = threading.Lock()  # of these sets
@@ -188,14 +191,11 @@ class FileCopies:
         if self._key:
             self._server.start(self._key)
         with self._starting:
-            if self._linking is None:
-                thread = threading.Thread(target=self._perform_all, name="farcall-links", daemon=True)
-                if not has_started(thread):
-                    return
-                self._linking = thread
-            while len(self._copiers) < _THREADS:
-                thread = threading.Thread(target=self._copy_all, name="farcall-copies", daemon=True)
-                if not has_started(thread):
+            self._linking = self._linking or _started(self._perform_all, "farcall-links")
+            self._watching = self._watching or _started(self._watch, "farcall-copies-watch")
+            while self._linking and self._watching and len(self._copiers) < _THREADS:
+                thread = _started(self._copy_all, "farcall-copies")
+                if thread is None:
                     return
                 self._copiers.add(thread)
 
@@ -208,7 +208,8 @@ class FileCopies:
         self._client.close()
         self._actions.put(None)
         with self._starting:
-            threads = [*self._copiers, *self._hung, *([] if self._linking is None else [self._linking])]
+            own = [each for each in (self._linking, self._watching) if each is not None]
+            threads = [*self._copiers, *self._hung, *own]
         for _ in threads:
             self._copying.put(None)
         ends_at = time.monotonic() + _END_LIMIT_S
@@ -283,7 +284,7 @@ class FileCopies:
 
     def _perform_all(self) -> None:
         """Perform actions in order. A copy begins after what was removed before: it may be the same one."""
-        while (action := self._next_action()) is not None:
+        while (action := self._actions.get()) is not None:
             match action:
                 case Copy():
                     self._copying.put(action)
@@ -294,13 +295,6 @@ class FileCopies:
                 case RemoveCopies(contents=contents):
                     for each in contents:
                         self._remove(each)
-
-    def _next_action(self) -> FileAction | None:
-        """The next action; meanwhile, copies that hang are given up."""
-        while True:
-            self._give_up_hung()
-            with contextlib.suppress(queue.Empty):
-                return self._actions.get(timeout=_LOOK_S if self._drafts else None)
 
     def _link(self, action: Link) -> Linked:
         directory = self._path(action.submitter) / _TASKS / str(action.number)
@@ -378,20 +372,21 @@ class FileCopies:
         with self._changed:
             draft.thread, draft.moved_at = threading.current_thread(), time.monotonic()
         try:
-            if not action.source and len(self._hung) >= _MOST_HUNG:
-                raise _LocalProblem("the file system of the endpoint's directory hangs")
+            if len(self._hung) >= (_MOST_HUNG if action.source else 1):
+                raise _LocalProblem("other copies hang: the file system does not answer")
             for each in (path.parent, copy.parent):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
             if shutil.disk_usage(self.root).free < content.size_bytes:
                 raise _LocalProblem(f"{self.root} has no room for {content.size_bytes:,} bytes")
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            draft.path = path
             source = self._client.read(content, action.source) if action.source else self._from_disk(action.path)
             with contextlib.closing(source), os.fdopen(descriptor, "wb", buffering=0) as file:
                 digest, size_bytes = hashlib.sha256(), 0
                 self._has_come(draft, path, 0)
                 for piece in source:
                     if self._is_closed.is_set() or draft.is_given_up:
-                        raise _LocalProblem("the manager ends")
+                        raise _LocalProblem("it is not needed any more")
                     size_bytes += len(piece)
                     if size_bytes > content.size_bytes:
                         break
@@ -405,7 +400,7 @@ class FileCopies:
                 os.fchmod(file.fileno(), 0o444)
             with self._changed:
                 if draft.is_given_up:
-                    return
+                    raise _LocalProblem("it is not needed any more")
                 draft.moved_at = None  # now, all of it is here
             with self._noting:
                 path.rename(copy)
@@ -414,11 +409,12 @@ class FileCopies:
         except OSError as error:
             raise _LocalProblem(f"{error.strerror or error}: {self.root}") from error
         finally:
+            if draft.path is not None:  # before it ends: this may hang, too
+                with contextlib.suppress(OSError):
+                    path.unlink()
             with self._changed:
                 if not draft.is_given_up:
                     self._end_draft(content, draft)
-            with contextlib.suppress(OSError):
-                path.unlink()
 
     def _end_draft(self, content: FileContent, draft: _Draft) -> None:
         del self._drafts[content]
@@ -429,27 +425,36 @@ class FileCopies:
             self._failed.add(content)
         self._changed.notify_all()
 
-    def _give_up_hung(self) -> None:
-        """Give up copies that do not move, with their threads, and start others in the place of these."""
-        latest = time.monotonic() - _HUNG_LIMIT_S
-        with self._changed:
-            drafts = {
-                content: draft
-                for content, draft in self._drafts.items()
-                if draft.moved_at is not None and draft.moved_at <= latest
-            }
-            for content, draft in drafts.items():
-                draft.is_given_up = True
-                self._end_draft(content, draft)
-        if not drafts:
-            return
-        with self._starting:
-            for draft in drafts.values():
-                assert draft.thread is not None
-                self._copiers.discard(draft.thread)
-                self._hung.add(draft.thread)
-        self._start_threads()
-        for content in drafts:
+    def _watch(self) -> None:
+        """Give up copies that hang, in a thread of its own: also the links may hang, if the node's disk does."""
+        looked_at = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._drafts or self._is_closed.is_set())
+            if self._is_closed.wait(_LOOK_S):
+                return
+            now = time.monotonic()
+            if now > looked_at + _STOPPED_S:
+                with self._changed:
+                    for draft in self._drafts.values():
+                        draft.moved_at = draft.moved_at and now
+            else:
+                self._give_up_hung(now - _HUNG_LIMIT_S)
+                self._start_threads()  # in place of those, and of any that could not be started before
+            looked_at = now
+
+    def _give_up_hung(self, latest: float) -> None:
+        """Give up copies that have not moved since ``latest``, with their threads."""
+        given_up: list[FileContent] = []
+        with self._starting, self._changed:  # both: such a thread may come back at this moment
+            for content, draft in list(self._drafts.items()):
+                if draft.thread is not None and draft.moved_at is not None and draft.moved_at <= latest:
+                    draft.is_given_up = True
+                    self._end_draft(content, draft)
+                    self._copiers.discard(draft.thread)
+                    self._hung.add(draft.thread)
+                    given_up.append(content)
+        for content in given_up:
             _logger.warning("no byte of a copy of %s has come for %g s", content.sha256, _HUNG_LIMIT_S)
             self._report(CopyEnded(content, f"no byte has come for {_HUNG_LIMIT_S:g} s", is_local=True))
 
@@ -468,6 +473,12 @@ class FileCopies:
                     yield buffer[:count]
         except (OSError, ValueError) as error:
             raise SourceFailed(f"the endpoint's copy cannot be read: {error}") from error
+
+
+def _started(run: Callable[[], None], name: str) -> threading.Thread | None:
+    """A thread; None if this process may have no more."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    return thread if has_started(thread) else None
 
 
 def _shown(source: str) -> str:

@@ -219,8 +219,9 @@ class Forwarder:
             case FileAsked():
                 return pulls.on_asked(event, now)
             case PieceSigned():
-                self._meter.relayed(event.piece_bytes)
-                return pulls.on_signed(event, now)
+                if given := pulls.on_signed(event, now):
+                    self._meter.relayed(event.piece_bytes)
+                return given
             case FileMessagesHeard(messages=messages):
                 actions: list[Action] = []
                 for message in messages:
