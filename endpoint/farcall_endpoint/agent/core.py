@@ -46,6 +46,7 @@ from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import OpenedCall, ResultFactory, Stage, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Finished
+from farcall_endpoint.qos.latencies import Latencies
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import MOST_ROWS, Staging
 
@@ -138,6 +139,7 @@ class AgentCore:
         self._managers = Managers("" if default_environment is None else default_environment.key)
         self._elsewhere = CallsElsewhere(self._managers)
         self._copies = NodeCopies(self._managers)
+        self._latencies = Latencies()
         self._owner_id = ""  # empty if not known
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
@@ -266,6 +268,10 @@ class AgentCore:
         """The tasks whose files move, the oldest first, some at most."""
         staging = self._staging.report() if len(self._staging) else []
         return [*staging, *itertools.islice(self._copies.rows(self._held.by_id), MOST_ROWS - len(staging))]
+
+    def functions(self, now: float) -> list[dict[str, Any]]:
+        """How long functions took in the last minutes, for the status."""
+        return self._latencies.describe(now)
 
     def node_copies(self) -> dict[str, Any]:
         """The copies of files on nodes, for the status."""
@@ -477,6 +483,7 @@ class AgentCore:
     def _on_tasks(self, event: ev.TasksReceived, now: float) -> None:
         self._credit.used(len(event.tasks))
         for function, body in zip(event.functions, event.bodies.bodies, strict=True):
+            self._latencies.name(function.function_hash, function.name)
             is_new = not self._admission.has_function(function.function_hash)
             if self._check_signature(function, now) or is_new:
                 self._admission.add_functions((function.function_hash,))
@@ -493,7 +500,7 @@ class AgentCore:
         """Accept one task. ``payload`` is None if it must be fetched first."""
         stage = Stage.QUEUED if payload is not None else Stage.FETCHING
         answer_key = opened.answer_key if opened else b""
-        task = Task(next(self._held.seqs), spec, spec.attempt, stage, now, payload=payload, answer_key=answer_key)
+        task = Task(next(self._held.seqs), spec, spec.attempt, stage, now, now, payload=payload, answer_key=answer_key)
         if spec.options.environment is not None:
             task.environment_key = self._environment_key(spec)
         refused = _refused(opened) or self._admission.refusal(spec, None, now=now)
@@ -590,6 +597,8 @@ class AgentCore:
                 held.retry(task, finished, now)
             else:
                 result = self._results.finished(task, finished, bodies)
+                if self._latencies.is_sampled(task.spec.function_id, now):
+                    self._count_latency(task, finished, now)
                 if task.files is None:
                     held.finish(task, result)
                 else:
@@ -699,6 +708,14 @@ class AgentCore:
         durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
         self._prefetch.observe_all(durations)
         self._window.observe_all(durations)
+
+    def _count_latency(self, task: Task, finished: Finished, now: float) -> None:
+        """A task has run, or not."""
+        for run_s in _duration_s(finished):
+            spec = task.spec
+            self._latencies.add(
+                spec.function_id, spec.function_hash, total_s=now - task.received_at, run_s=run_s, now=now
+            )
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """A manager does not have a task any more; None if its result is known already."""

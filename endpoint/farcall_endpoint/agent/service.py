@@ -403,6 +403,7 @@ class Agent:
             "nodes": [_about(node) for node in self._fleet.nodes[:_MOST_NODES]],
             **self._about_environments(),
             **self._about_data(),
+            **({"functions": functions} if (functions := self._core.functions(self._clock.epoch())) else {}),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
             **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             **({"transfers": transfers} if (transfers := list(map(_about_transfer, self._core.staging()))) else {}),
@@ -796,7 +797,7 @@ def _about_transfer(row: Mapping[str, Any]) -> dict[str, object]:
     """A task whose files move, as the status shows it."""
     return {
         "task_id": row["task_id"],
-        "state": "copied to the node" if row.get("to_node") else row["state"],
+        "state": "staging-to-node" if row.get("to_node") else row["state"],
         "files": f"{row['files_done']}/{row['files']}",
         "done_bytes": row["bytes"],
         "total_bytes": row.get("total"),

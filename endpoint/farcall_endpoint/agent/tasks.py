@@ -95,7 +95,8 @@ class Task:
     ``starts`` counts how often it was sent to a manager and may have been started, ``deaths`` are the reasons why these
     attempts failed, as far as this agent has seen them. ``losses_shared`` counts the managers that it was lost with
     together with tasks of other submitters, and that ``starts`` leaves out. ``payload`` is None while only the spool
-    has it. ``state`` was entered ``at`` (epoch seconds), ``reported`` is the last state that was reported to the cloud.
+    has it. The task came ``received_at``, and ``state`` was entered ``at`` (epoch seconds); ``reported`` is the last
+    state that was reported to the cloud.
     ``answer_key`` seals the answers of a sealed call; empty if it was not sealed.
 
     ``retries_used`` counts the runs whose function raised and that are followed by another one; ``starts`` leaves them
@@ -116,6 +117,7 @@ class Task:
     attempt: int
     stage: Stage
     at: float
+    received_at: float = 0.0
     state: TaskState = TaskState.WAITING_FOR_NODES
     reported: TaskState = TaskState.WAITING_FOR_EP
     is_monitored: bool = False
@@ -218,7 +220,9 @@ class SpooledTask(msgspec.Struct, frozen=True):
     def to_task(self) -> Task:
         """The task as a core continues with it."""
         stage = Stage.QUEUED if self.is_fetched else Stage.FETCHING
-        task = Task(self.seq, self.spec, self.attempt, stage, self.at, starts=self.starts, answer_key=self.answer_key)
+        task = Task(
+            self.seq, self.spec, self.attempt, stage, self.at, self.at, starts=self.starts, answer_key=self.answer_key
+        )
         if (environment := self.spec.options.environment) is not None:
             task.environment_key = environment.key
         task.graph, task.files = self.graph, self.files

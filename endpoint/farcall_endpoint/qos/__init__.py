@@ -1,0 +1,1 @@
+"""Quality of service: how long functions take at an endpoint. Nothing here does I/O."""

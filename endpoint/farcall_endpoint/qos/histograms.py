@@ -1,0 +1,103 @@
+"""Histograms of durations: small, with a relative error, and two of them can be added up.
+
+The buckets grow by a factor, as in DDSketch (Masson, Rim, Lee: VLDB 2019): a quantile is off by 5 % at most, for
+durations from 10 µs to 11 days.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Mapping
+from typing import Final
+
+_ERROR: Final = 0.05
+_LOG_FACTOR: Final = math.log((1 + _ERROR) / (1 - _ERROR))
+_LEAST_S: Final = 1e-5
+_MOST_S: Final = 1e6
+_FIRST: Final = math.ceil(math.log(_LEAST_S) / _LOG_FACTOR)
+_MIDDLE: Final = 2 / (1 + math.exp(_LOG_FACTOR))
+"""Of a bucket, as a part of its upper bound: no duration in it is further away than the error."""
+
+
+class Histogram:
+    """Counts of durations.
+
+    :ivar count: of all.
+    """
+
+    __slots__ = ("_buckets", "count")
+
+    def __init__(self, buckets: Mapping[int, int] | None = None) -> None:
+        self._buckets = collections.Counter(buckets or {})
+        self.count = self._buckets.total()
+
+    def add(self, duration_s: float, times: int = 1) -> None:
+        """Count a duration. What is negative, as after a step of a clock, counts as the shortest one."""
+        self._buckets[_bucket(duration_s)] += times
+        self.count += times
+
+    def merge(self, other: Histogram) -> None:
+        """Count what another one has counted."""
+        self._buckets.update(other._buckets)
+        self.count += other.count
+
+    def quantile(self, part: float) -> float | None:
+        """The duration, in seconds, that this part of all does not exceed; None if nothing was counted.
+
+        :param part: 0 to 1.
+        """
+        if not self.count:
+            return None
+        rank = max(1, math.ceil(part * self.count))
+        for bucket in sorted(self._buckets):
+            rank -= self._buckets[bucket]
+            if rank <= 0:
+                break
+        return math.exp(bucket * _LOG_FACTOR) * _MIDDLE
+
+    def above(self, limit_s: float) -> int:
+        """How many were longer than this, within the error."""
+        least = _bucket(limit_s)
+        return sum(count for bucket, count in self._buckets.items() if bucket > least)
+
+
+def _bucket(duration_s: float) -> int:
+    if not duration_s > _LEAST_S:  # also what is not a number
+        return _FIRST
+    return math.ceil(math.log(min(duration_s, _MOST_S)) / _LOG_FACTOR)
+
+
+class WindowedHistogram:
+    """The durations of the last while, which moves on in steps.
+
+    :param window_s: how long a duration counts; up to a step longer.
+    :param steps: parts of the window.
+    """
+
+    __slots__ = ("_parts", "_step_s", "_steps")
+
+    def __init__(self, window_s: float, steps: int = 5) -> None:
+        self._step_s = window_s / steps
+        self._steps = steps
+        self._parts: collections.deque[tuple[int, Histogram]] = collections.deque()  # with the number of its step
+
+    def add(self, duration_s: float, now: float, times: int = 1) -> None:
+        """Count a duration. ``now`` is in seconds of a clock that does not step."""
+        step = int(now / self._step_s)
+        if not self._parts or self._parts[-1][0] != step:
+            self._parts.append((step, Histogram()))
+            self._forget(step)
+        self._parts[-1][1].add(duration_s, times)
+
+    def histogram(self, now: float) -> Histogram:
+        """All that counts now."""
+        self._forget(int(now / self._step_s))
+        found = Histogram()
+        for _, part in self._parts:
+            found.merge(part)
+        return found
+
+    def _forget(self, step: int) -> None:
+        while self._parts and self._parts[0][0] < step - self._steps:
+            self._parts.popleft()
