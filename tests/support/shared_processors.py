@@ -1,0 +1,128 @@
+"""Simulated processors that functions share by weights, as cgroups do: tasks arrive, wait for a worker and run."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+
+from farcall_endpoint.qos.histograms import WindowedHistogram
+from farcall_endpoint.qos.policies import Policy, Seen, Target
+
+_STEP_S = 0.002
+_INTERVAL_S = 0.25
+_WINDOW_S = 4.0
+
+
+@dataclasses.dataclass
+class Load:
+    """The tasks of a function.
+
+    :param run_s: processor time of a task.
+    :param workers: that it has.
+    :param per_s: tasks that arrive, at random instants; 0: each one that ends is followed by another one.
+    :param outstanding: how many there are at a time if ``per_s`` is 0.
+    """
+
+    run_s: float
+    workers: int
+    per_s: float = 0.0
+    outstanding: int = 0
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a function's tasks: latencies in seconds, in order."""
+
+    latencies: list[float] = dataclasses.field(default_factory=list)
+
+    def violations(self, limit_s: float) -> float:
+        """The part of the tasks that took longer."""
+        return sum(each > limit_s for each in self.latencies) / len(self.latencies)
+
+    def quantile(self, part: float) -> float:
+        """The latency that this part of the tasks did not exceed."""
+        return sorted(self.latencies)[int(part * (len(self.latencies) - 1))]
+
+
+@dataclasses.dataclass
+class _Task:
+    arrived_at: float
+    left_s: float
+
+
+def run(
+    policy: Policy,
+    loads: Mapping[str, Load],
+    targets: Mapping[str, Target],
+    *,
+    cores: int = 2,
+    duration_s: float = 60.0,
+    seed: int = 0,
+) -> Mapping[str, Outcome]:
+    """What becomes of all tasks under a policy."""
+    arrivals = {name: _arrivals(load, random.Random(f"{seed} {name}")) for name, load in loads.items()}
+    next_at = {name: next(each) for name, each in arrivals.items() if loads[name].per_s}
+    waiting = {
+        name: collections.deque(_Task(0.0, load.run_s) for _ in range(load.outstanding)) for name, load in loads.items()
+    }
+    running: dict[str, list[_Task]] = {name: [] for name in loads}
+    outcomes = {name: Outcome() for name in loads}
+    windows = {name: WindowedHistogram(_WINDOW_S) for name in targets}
+    weights = dict.fromkeys(loads, 100.0)
+    pressed_s, decide_at = 0.0, _INTERVAL_S
+    for step in range(round(duration_s / _STEP_S)):
+        now = step * _STEP_S
+        for name, at in next_at.items():
+            while at <= now:
+                waiting[name].append(_Task(at, loads[name].run_s))
+                at += next(arrivals[name])
+            next_at[name] = at
+        for name, load in loads.items():
+            while waiting[name] and len(running[name]) < load.workers:
+                running[name].append(waiting[name].popleft())
+        busy = {name: len(tasks) for name, tasks in running.items() if tasks}
+        pressed_s += _STEP_S * (sum(busy.values()) > cores)
+        for name, share in shares(busy, weights, cores).items():
+            for task in running[name]:
+                task.left_s -= _STEP_S * share / busy[name]
+            for task in [each for each in running[name] if each.left_s <= 0]:
+                running[name].remove(task)
+                latency_s = now - task.arrived_at
+                outcomes[name].latencies.append(latency_s)
+                if name in windows:
+                    windows[name].add(latency_s, now)
+                    policy.ended(name, latency_s)
+                if not loads[name].per_s:
+                    waiting[name].append(_Task(now, loads[name].run_s))
+        if now >= decide_at:
+            seen = {
+                name: Seen(
+                    windows[name].histogram(now).quantile(target.part),
+                    max((now - each.arrived_at for each in (*waiting[name], *running[name])), default=0.0),
+                )
+                for name, target in targets.items()
+            }
+            weights |= policy.weights(seen, pressure=min(1.0, pressed_s / _INTERVAL_S), interval_s=_INTERVAL_S)
+            pressed_s, decide_at = 0.0, decide_at + _INTERVAL_S
+    return outcomes
+
+
+def shares(busy: Mapping[str, int], weights: Mapping[str, float], cores: int) -> Mapping[str, float]:
+    """The cores that each function gets: by weight, but no more than it has running tasks."""
+    found: dict[str, float] = {}
+    left, rest = float(cores), dict(busy)
+    while rest:
+        total = sum(weights[name] for name in rest)
+        full = [name for name, count in rest.items() if left * weights[name] / total >= count]
+        for name in full or list(rest):
+            found[name] = min(rest[name], left * weights[name] / total)
+        left -= sum(found[name] for name in full)
+        rest = {name: count for name, count in rest.items() if full and name not in full}
+    return found
+
+
+def _arrivals(load: Load, chance: random.Random) -> Iterator[float]:
+    while True:
+        yield chance.expovariate(load.per_s)
