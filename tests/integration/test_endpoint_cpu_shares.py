@@ -237,6 +237,20 @@ def test_every_text_can_be_a_function(backend: Backend, pids: tuple[int, int]) -
     assert actuator.problem == ""
 
 
+def test_all_functions_together_weigh_as_much_as_a_process_on_each_cpu(backend: Backend, pids: tuple[int, int]) -> None:
+    if backend.cgroups is None or not backend.is_real:
+        pytest.skip("no cgroup")
+    backend.actuator.join(pids[0], "f")
+    [weight] = [
+        float(file.read_text())
+        for hierarchy in backend.cgroups.hierarchies
+        for path in backend.cgroups.tree(hierarchy).paths
+        for file in (path / "cpu.shares", path / "cpu.weight")
+        if file.exists()
+    ]
+    assert weight == backend.ordinary * len(os.sched_getaffinity(0))
+
+
 def test_nothing_is_left_after_close(backend: Backend, pids: tuple[int, int]) -> None:
     actuator = backend.actuator
     for number, pid in enumerate(pids):

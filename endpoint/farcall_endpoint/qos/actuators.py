@@ -73,7 +73,7 @@ class Actuator(Protocol):
         """Remove a function. Its processes get their ordinary share again."""
 
     def close(self) -> None:
-        """Remove everything that it has made."""
+        """Remove all groups that it has made. With autogroups, processes that still run keep their nice values."""
 
 
 class NoActuator:

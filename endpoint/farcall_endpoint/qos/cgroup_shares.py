@@ -171,8 +171,14 @@ class CgroupShares:
         group = self._groups[member.function]
         for _ in range(_PASSES):
             missing = {pid, *tree(pid)} - group.processes()
+            problem: OSError | None = None
             for each in sorted(missing, key=lambda each: each != pid):  # first the one whose new children follow it
-                _join(group, each)
+                try:
+                    _join(group, each)
+                except OSError as error:  # one of another user, for example: the others join all the same
+                    problem = problem or error
+            if problem is not None:
+                raise problem
             if not missing:
                 break
         member.has_joined = True
