@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -140,8 +141,10 @@ def test_an_actuator_without_groups_says_so_and_does_nothing() -> None:
         actuator = CgroupShares(Cgroups([]), version)
         actuator.set_weights({"f": 300})
         assert (actuator.problem, actuator.tick()) == ("", None)
-        actuator.join(1, "f")
-        assert actuator.problem == f"process 1 cannot join: cgroup v{version}: no group can be made"
+        actuator.join(os.getpid(), "f")
+        assert actuator.problem == f"process {os.getpid()} cannot join: cgroup v{version}: no group can be made"
+        actuator.set_weights({"f": 300})
+        assert actuator.problem == f"function f: cgroup v{version}: no group can be made"
         actuator.forget("f")
         actuator.close()
 

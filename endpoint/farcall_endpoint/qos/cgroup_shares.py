@@ -79,7 +79,7 @@ class CgroupShares:
             with self._noting_problems(f"function {function}"):
                 self._apply(function)
         for pid, member in list(self._members.items()):
-            if not member.has_joined:
+            if not member.has_joined and member.function in self._groups:
                 with self._noting_problems(f"process {pid} cannot join"):
                     self._move(pid)
         self._remove_old_groups()
@@ -126,6 +126,7 @@ class CgroupShares:
             return self._reason(error)
         finally:
             self.forget(function)
+            self.problem = ""
         return ""
 
     # -- groups --------------------------------------------------------------------------------------------------------
