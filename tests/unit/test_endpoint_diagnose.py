@@ -301,6 +301,7 @@ ALL_WELL: dict[str, Any] = {
     "bubblewrap_isolation": "",
     "landlock": "",
     "cgroups": ["/sys/fs/cgroup/me"],
+    "cpu_shares": {"cgroup v2": "cgroup.subtree_control: Device or resource busy", "cgroup v1": "", "autogroup": ""},
     "uv_index": "",
 }
 
@@ -314,6 +315,7 @@ def test_a_machine_that_can_do_all() -> None:
         "environments that work on this machine: bubblewrap, podman, venv": True,
         "workers of other submitters see their own files only (bubblewrap)": True,
         "forks of templates can have namespaces of their own on this machine": True,
+        "functions can have CPU shares of their own: cgroup v1": True,
         "uv's package index: answers": True,
     }
 
@@ -340,6 +342,9 @@ def test_what_is_done_instead_is_reported() -> None:
     masked = {"bubblewrap": "no", "podman": "no"}
     assert "each worker of bubblewrap, podman is a fresh container: no" in said(without_forks=masked)
     assert any("processes of workers are found by their process tree" in text for text in said(cgroups=[]))
+    shares = {"cgroup v2": "not mounted", "autogroup": "no"}
+    reasons = "cgroup v2: not mounted; autogroup: no"
+    assert f"functions can have no CPU shares of their own: {reasons}" in said(cpu_shares=shares)
     assert said(uv_index="tcp connect error")["uv's package index: tcp connect error"] is False
 
 
@@ -351,4 +356,5 @@ def test_an_index_is_tried_with_uv(tmp_path: Path) -> None:
     assert environments(os.environ, index_url=str(tmp_path), with_network=True)["uv_index"] == ""
     assert set(tmp_path.iterdir()) == before
     assert set(facts["technologies"]) == set(TYPES)
+    assert set(facts["cpu_shares"]) == {"cgroup v2", "cgroup v1", "autogroup"}
     assert "uv_index" not in environments(os.environ, index_url="", with_network=False)

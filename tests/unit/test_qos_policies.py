@@ -1,4 +1,4 @@
-"""Policies of weights: bounds whatever they are told, the steps of the paper, and targets on simulated processors."""
+"""Policies of weights: bounds for any input, the steps of the paper, and targets on simulated processors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.qos.policies import ORDINARY, Policy, ProportionalIntegral, Seen, Static, Target, Threshold
+from farcall_endpoint.qos.policies import Policy, ProportionalIntegral, Seen, Static, Target, Threshold
+from farcall_endpoint.qos.weights import ORDINARY
 from tests.support.shared_processors import Load, Outcome, run, shares
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
@@ -65,7 +66,7 @@ def test_a_task_that_is_late_counts_before_it_has_ended() -> None:
     assert policy.weights({"f": Seen(None, 0.5)}, **CALM)["f"] > ORDINARY
 
 
-def test_a_function_that_is_gone_begins_anew() -> None:
+def test_a_function_that_comes_back_begins_at_the_ordinary_weight() -> None:
     policy = ProportionalIntegral({"f": Target(0.1)})
     policy.weights({"f": Seen(1.0)}, **CALM)
     assert policy.weights({}, **CALM) == {}

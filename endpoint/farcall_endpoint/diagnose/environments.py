@@ -1,4 +1,5 @@
-"""Environments of tasks for a diagnosis: technologies, namespaces, Landlock, cgroups and uv, each by a try."""
+"""Environments of tasks for a diagnosis: technologies, namespaces, Landlock, cgroups, CPU shares and uv, each by a
+try."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.uv import index_command
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.worker import namespaces
 
 _LIMIT_S: Final = 20.0
@@ -44,6 +46,7 @@ def environments(environ: Mapping[str, str], *, index_url: str, with_network: bo
         "without_forks": lambda: {name: without_forks(name, confined=False) for name in RUNNERS},
         "landlock": landlock.missing,
         "cgroups": lambda: [str(each.path) for each in cgroups.writable_hierarchies()],
+        "cpu_shares": _cpu_shares,
         "kernel": lambda: {name: _setting(name) for name in _KERNEL},
     }
     if with_network:
@@ -91,6 +94,12 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
         found.append((None, f"each worker of {names} is a fresh container: {reason}"))
     if not facts["cgroups"]:
         found.append((None, "no cgroup can be written here: processes of workers are found by their process tree"))
+    shares: dict[str, str] = facts["cpu_shares"]
+    if actuator := next((name for name, reason in shares.items() if not reason), ""):
+        found.append((True, f"functions can have CPU shares of their own: {actuator}"))
+    else:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in shares.items())
+        found.append((None, f"functions can have no CPU shares of their own: {reasons}"))
     if "uv_index" in facts:
         reason = facts["uv_index"]
         found.append((not reason, f"uv's package index: {reason or 'answers'}"))
@@ -112,6 +121,15 @@ def main() -> None:
         reasons = threads.map(lambda runner: runner.missing(), RUNNERS.values())
         found = dict(zip(RUNNERS, reasons, strict=True))
     sys.stdout.write(msgspec.json.encode(found).decode())
+
+
+def _cpu_shares() -> dict[str, str]:
+    """Why each actuator of CPU shares does not work, the best one first; empty for those that work."""
+    groups = cgroups.Cgroups(cgroups.writable_hierarchies(), remove_leftovers=False)
+    try:
+        return dict(choose(groups).reasons)
+    finally:
+        groups.close()
 
 
 def _index(environ: Mapping[str, str], index_url: str) -> str:

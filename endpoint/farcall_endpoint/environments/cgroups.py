@@ -48,6 +48,28 @@ class Group:
         for path in self.paths:
             (path / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
+    def write(self, file: str, value: object) -> None:
+        """Set a value of it, such as ``cpu.weight``.
+
+        :raises OSError: if the kernel refuses it, or the group does not exist (any more).
+        """
+        for path in self.paths:
+            descriptor = os.open(path / file, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)  # no O_CREAT
+            try:
+                os.write(descriptor, str(value).encode())
+            except OSError as error:
+                error.filename = str(path / file)
+                raise
+            finally:
+                os.close(descriptor)
+
+    def read(self, file: str) -> list[str]:
+        """A value of it, in each hierarchy.
+
+        :raises OSError: if there is none.
+        """
+        return [(path / file).read_text(encoding="ascii").strip() for path in self.paths]
+
     def processes(self) -> set[int]:
         """The processes in it."""
         found: set[int] = set()
@@ -66,20 +88,20 @@ class Cgroups:
     """The groups of this process. Not for several threads.
 
     :param hierarchies: as :func:`writable_hierarchies` finds them.
+    :param remove_leftovers: of managers that have ended.
     """
 
-    def __init__(self, hierarchies: Sequence[Hierarchy]) -> None:
+    def __init__(self, hierarchies: Sequence[Hierarchy], *, remove_leftovers: bool = True) -> None:
         own = read_process(os.getpid())
         self._directory = f"farcall-{os.getpid()}-{own.start if own else 0}"
         self._roots: list[Path] = []
+        self._hierarchies: list[Hierarchy] = []
         for hierarchy in hierarchies:
             with contextlib.suppress(OSError):
-                _remove_leftovers(hierarchy.path)
-                root = hierarchy.path / self._directory
-                root.mkdir(exist_ok=True)
-                self._roots.append(root)
-                if not hierarchy.controllers:
-                    _enable_controllers((hierarchy.path, root))
+                if remove_leftovers:
+                    _remove_leftovers(hierarchy.path)
+                self._roots.append(self._make_root(hierarchy))
+                self._hierarchies.append(hierarchy)
 
     @property
     def works(self) -> bool:
@@ -91,18 +113,39 @@ class Cgroups:
         """In which all groups lie: what is left of them when this process is killed."""
         return tuple(self._roots)
 
-    def create(self, name: str) -> Group:
+    @property
+    def hierarchies(self) -> tuple[Hierarchy, ...]:
+        """Those in which groups can be made."""
+        return tuple(self._hierarchies)
+
+    def tree(self, hierarchy: Hierarchy) -> Group:
+        """The group in which all others of a hierarchy lie."""
+        return Group(self._directory, (hierarchy.path / self._directory,))
+
+    def own(self, hierarchy: Hierarchy) -> Group:
+        """The group below which all of these are made, in which this process is."""
+        return Group("", (hierarchy.path,))
+
+    def create(self, name: str, *, within: Hierarchy | None = None) -> Group:
         """The group of this name, which may exist.
 
+        :param within: only in this hierarchy.
         :raises OSError: if the kernel makes no more of them.
         :raises ValueError: for a name that no file should have.
         """
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} cannot be the name of a group")
-        group = self._group(name)
+        group = self._group(name, within)
         for path in group.paths:
             path.mkdir(exist_ok=True)
         return group
+
+    def create_tree(self, hierarchy: Hierarchy) -> None:
+        """Make the directory of all groups again, if it was removed.
+
+        :raises OSError: if that is not permitted.
+        """
+        self._make_root(hierarchy)
 
     def groups(self) -> list[Group]:
         """Those that exist."""
@@ -114,21 +157,36 @@ class Cgroups:
         for root in self._roots:
             _remove_tree(root)
 
-    def _group(self, name: str) -> Group:
-        return Group(name, tuple(root / name for root in self._roots))
+    def _make_root(self, hierarchy: Hierarchy) -> Path:
+        root = hierarchy.path / self._directory
+        root.mkdir(exist_ok=True)
+        if not hierarchy.controllers:
+            _enable_controllers((hierarchy.path, root))
+        return root
+
+    def _group(self, name: str, within: Hierarchy | None = None) -> Group:
+        roots = self._roots if within is None else self.tree(within).paths
+        return Group(name, tuple(root / name for root in roots))
 
 
 def writable_hierarchies(
     *, cgroup_file: Path = Path("/proc/self/cgroup"), mounts_file: Path = Path("/proc/self/mountinfo")
 ) -> list[Hierarchy]:
     """The hierarchies in which this process may make groups below its own."""
+    found = own_hierarchies(cgroup_file=cgroup_file, mounts_file=mounts_file)
+    return [each for each in found if os.access(each.path, os.W_OK | os.X_OK) and _takes_processes(each.path)]
+
+
+def own_hierarchies(
+    *, cgroup_file: Path = Path("/proc/self/cgroup"), mounts_file: Path = Path("/proc/self/mountinfo")
+) -> list[Hierarchy]:
+    """The hierarchies with the groups of this process, writable or not."""
     try:
         mounts = mounts_file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         lines = cgroup_file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return []
-    found = hierarchies_of(lines, mounts)
-    return [each for each in found if os.access(each.path, os.W_OK | os.X_OK) and _takes_processes(each.path)]
+    return hierarchies_of(lines, mounts)
 
 
 def hierarchies_of(lines: Iterable[str], mounts: Iterable[str]) -> list[Hierarchy]:

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-ORDINARY: Final = 100.0
-LEAST: Final = 20.0
-MOST: Final = 2000.0
+from farcall_endpoint.qos.weights import ORDINARY
+
+_MOST: Final = 2000.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Target:
     latency_s: float
     part: float = 0.95
     least: float = ORDINARY
-    most: float = MOST
+    most: float = _MOST
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class ProportionalIntegral:
             latency_s = max(latency_s or 0.0, seen.oldest_s)
         if latency_s is None or not 0.0 < latency_s < math.inf:
             return None
-        return math.log2(latency_s / (self._margin * target.latency_s))
+        return math.log2(latency_s) - math.log2(self._margin * target.latency_s)
 
     def _step(self, function: str, error: float | None, pressure: float, interval_s: float) -> float:
         gains = self._gains
