@@ -344,7 +344,7 @@ def test_what_is_done_instead_is_reported() -> None:
     assert any("processes of workers are found by their process tree" in text for text in said(cgroups=[]))
     shares = {"cgroup v2": "not mounted", "autogroup": "no"}
     reasons = "cgroup v2: not mounted; autogroup: no"
-    assert f"functions can have no CPU shares of their own: {reasons}" in said(cpu_shares=shares)
+    assert f"functions can have no CPU shares of their own here: {reasons}" in said(cpu_shares=shares)
     assert said(uv_index="tcp connect error")["uv's package index: tcp connect error"] is False
 
 

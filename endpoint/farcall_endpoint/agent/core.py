@@ -597,8 +597,15 @@ class AgentCore:
                 held.retry(task, finished, now)
             else:
                 result = self._results.finished(task, finished, bodies)
-                if self._latencies.is_sampled(task.spec.function_id, now):
-                    self._count_latency(task, finished, now)
+                if finished.started_at is not None and finished.ended_at is not None:
+                    run_s = finished.ended_at - finished.started_at
+                    self._latencies.ended(
+                        task.spec.function_id,
+                        task.spec.function_hash,
+                        total_s=now - task.received_at,
+                        run_s=run_s,
+                        now=now,
+                    )
                 if task.files is None:
                     held.finish(task, result)
                 else:
@@ -708,14 +715,6 @@ class AgentCore:
         durations = [f.ended_at - f.started_at for f in finished if f.started_at is not None and f.ended_at is not None]
         self._prefetch.observe_all(durations)
         self._window.observe_all(durations)
-
-    def _count_latency(self, task: Task, finished: Finished, now: float) -> None:
-        """A task has run, or not."""
-        for run_s in _duration_s(finished):
-            spec = task.spec
-            self._latencies.add(
-                spec.function_id, spec.function_hash, total_s=now - task.received_at, run_s=run_s, now=now
-            )
 
     def _release(self, manager_id: str, task_id: str) -> Task | None:
         """A manager does not have a task any more; None if its result is known already."""

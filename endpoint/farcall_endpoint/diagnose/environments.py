@@ -99,7 +99,7 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
         found.append((True, f"functions can have CPU shares of their own: {actuator}"))
     else:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in shares.items())
-        found.append((None, f"functions can have no CPU shares of their own: {reasons}"))
+        found.append((None, f"functions can have no CPU shares of their own here: {reasons}"))
     if "uv_index" in facts:
         reason = facts["uv_index"]
         found.append((not reason, f"uv's package index: {reason or 'answers'}"))

@@ -16,7 +16,8 @@ from typing import Final, Protocol
 from farcall_endpoint.environments.cgroups import Cgroups, own_hierarchies
 from farcall_endpoint.qos import autogroup
 from farcall_endpoint.qos.autogroup import AutogroupShares
-from farcall_endpoint.qos.cgroup_shares import CgroupShares, hierarchy_of, try_directory, words
+from farcall_endpoint.qos.cgroup_shares import CgroupShares, describe_error, hierarchy_of, try_directory
+from farcall_endpoint.qos.weights import check_weight
 
 CGROUP_VERSIONS: Final = (2, 1)
 """The best first."""
@@ -47,7 +48,7 @@ class Actuator(Protocol):
 
     @property
     def problem(self) -> str:
-        """What did not work since the weights were last set, in the kernel's words; empty: nothing."""
+        """What did not work lately, in the kernel's words; empty: nothing."""
 
     def join(self, pid: int, function: str) -> None:
         """Count a worker process with all its descendants, also later ones, to a function, and to no other any more.
@@ -87,7 +88,9 @@ class NoActuator:
         """Do nothing."""
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Do nothing."""
+        """Only look whether they are weights."""
+        for weight in weights.values():
+            check_weight(weight)
 
     def tick(self) -> float | None:
         """Do nothing."""
@@ -119,8 +122,10 @@ def choose(cgroups: Cgroups) -> Choice:
     autogroups = AutogroupShares()
     with _trial_process() as (pid, problem):
         # Before the process is in a cgroup, as autogroups work in the uppermost one only.
-        no_autogroup = problem or autogroup.why_not(pid, hierarchy_of(own, 1) or hierarchy_of(own, 2))
-        reasons = {each.name: problem or _missing(cgroups, each.version) or each.why_not(pid) for each in shares}
+        no_autogroup = problem or autogroup.unsupported_reason(pid, hierarchy_of(own, 1) or hierarchy_of(own, 2))
+        reasons = {
+            each.name: problem or _missing(cgroups, each.version) or each.unsupported_reason(pid) for each in shares
+        }
     reasons[autogroups.name] = no_autogroup
     actuators: list[Actuator] = [*shares, autogroups]
     best = next((each for each in actuators if not reasons[each.name]), None)
@@ -149,7 +154,7 @@ def _trial_process() -> Iterator[tuple[int, str]]:
             start_new_session=True,
         )
     except OSError as error:
-        yield 0, words(error)
+        yield 0, describe_error(error)
         return
     with process:
         try:

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from farcall_endpoint.environments.cgroups import Hierarchy
 from farcall_endpoint.process_reaper import read_process, tree
-from farcall_endpoint.qos.cgroup_shares import words
-from farcall_endpoint.qos.weights import ORDINARY, check_weight, nice_values
+from farcall_endpoint.qos.cgroup_shares import describe_error
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, check_weight, nice_values
 
 PERIOD_S: Final = 0.1
 """Between two changes, on the whole machine."""
@@ -133,7 +133,7 @@ class AutogroupShares:
                 self._queue.drop(name)
             except OSError as error:
                 self._queue.drop(name)
-                self.problem = self.problem or f"process {sessions[name].pid}: {words(error)}"
+                self.problem = self.problem or f"process {sessions[name].pid}: {describe_error(error)}"
             else:
                 self._queue.done(name, now)
         return self._queue.delay(now)
@@ -180,7 +180,7 @@ class AutogroupShares:
                         self.problem
                         or f"processes of the functions {function} and {member.function} are in one session"
                     )
-        weights = {function: self._weights.get(function, ORDINARY) / count for function, count in counts.items()}
+        weights = {function: self._weights.get(function, DEFAULT_WEIGHT) / count for function, count in counts.items()}
         nices = nice_values(weights)
         wanted = {
             name: 0 if function is None else nices[function]
@@ -223,7 +223,7 @@ def write_nice(pid: int, nice: int, *, proc: Path = Path("/proc")) -> None:
         os.close(descriptor)
 
 
-def why_not(
+def unsupported_reason(
     pid: int,
     hierarchy: Hierarchy | None,
     *,
@@ -245,10 +245,10 @@ def why_not(
                 break
             except BlockingIOError as error:
                 if clock() > deadline:
-                    return words(error)
+                    return describe_error(error)
             wait(_TRIAL_PERIOD_S)
     except OSError as error:
-        return words(error)
+        return describe_error(error)
     found = read_autogroup(pid)
     if found is None or found[1] != nice:
         return f"/proc/{pid}/autogroup: a nice value that is written does not stay"

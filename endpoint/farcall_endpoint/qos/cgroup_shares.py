@@ -14,7 +14,7 @@ from typing import Final
 
 from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy
 from farcall_endpoint.process_reaper import read_process, tree
-from farcall_endpoint.qos.weights import ORDINARY, check_weight, cpu_shares, cpu_weight
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, check_weight, cpu_shares, cpu_weight
 
 _CONTROLLER: Final = "cpu"
 _FILES: Final = {1: "cpu.shares", 2: "cpu.weight"}
@@ -105,12 +105,12 @@ class CgroupShares:
         self._members.clear()
         self._remove_old_groups()
 
-    def why_not(self, pid: int) -> str:
+    def unsupported_reason(self, pid: int) -> str:
         """Try it: make a group, set and read its weight, move a process into it. The reason why that does not work.
 
         :param pid: of a process that ends afterwards.
         """
-        function, weight = f"trial of {pid}", 2 * ORDINARY
+        function, weight = f"trial of {pid}", 2 * DEFAULT_WEIGHT
         try:
             self._make(function)
             self._members[pid] = _Member(function, 0)
@@ -137,7 +137,7 @@ class CgroupShares:
         If it was removed, its processes join the new one.
         """
         group = self._groups.get(function)
-        value = self._value(self._weights.get(function, ORDINARY))
+        value = self._value(self._weights.get(function, DEFAULT_WEIGHT))
         try:
             if group is not None:
                 group.write(_FILES[self.version], value)
@@ -161,7 +161,7 @@ class CgroupShares:
         self._groups[function] = group
         everything = self._cgroups.tree(self._hierarchy)
         with contextlib.suppress(OSError):  # then the processes of all functions share what one process would get
-            everything.write(_FILES[self.version], self._value(ORDINARY * self._cpus))
+            everything.write(_FILES[self.version], self._value(DEFAULT_WEIGHT * self._cpus))
         return group
 
     def _value(self, weight: float) -> int:
@@ -219,8 +219,8 @@ class CgroupShares:
                 try:
                     group.write("cgroup.subtree_control", f"+{_CONTROLLER}")
                 except OSError as cause:
-                    return f"the controller {_CONTROLLER} cannot be enabled: {words(cause)}"
-        return words(error)
+                    return f"the controller {_CONTROLLER} cannot be enabled: {describe_error(cause)}"
+        return describe_error(error)
 
 
 def hierarchy_of(hierarchies: Sequence[Hierarchy], version: int) -> Hierarchy | None:
@@ -239,7 +239,7 @@ def group_name(function: str) -> str:
     return f"function-{digest}"
 
 
-def words(error: OSError) -> str:
+def describe_error(error: OSError) -> str:
     """What the kernel says, and of which file."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
@@ -252,7 +252,7 @@ def try_directory(path: Path) -> str:
         trial.mkdir()
         trial.rmdir()
     except OSError as error:
-        return words(error)
+        return describe_error(error)
     return "" if os.access(path / "cgroup.procs", os.W_OK) else f"{path}/cgroup.procs: {os.strerror(errno.EACCES)}"
 
 

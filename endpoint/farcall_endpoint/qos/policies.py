@@ -1,88 +1,97 @@
-"""Policies: which weight of processor time each function gets, from how long its tasks take. No I/O, no clock.
+"""Policies: which CPU weight each function with a target gets, from the latencies of its tasks. No I/O, no clock.
 
-100 is the weight of a function without a target. Weights are relative: what one function gets, the others lose.
+Weights are relative: what one function gets, the others lose. Functions without a target have
+:data:`~farcall_endpoint.qos.weights.DEFAULT_WEIGHT`, and no policy changes that.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from farcall_endpoint.qos.weights import ORDINARY
-
-_MOST: Final = 2000.0
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What a function is to hold.
+    """The latency that a function is to hold.
 
-    :param latency_s: that ``part`` of its tasks are not to exceed, from the arrival to the end.
-    :param least, most: bounds of its weight.
+    :param latency_s: from the arrival of a task at the endpoint to its end.
+    :param percentile: of the tasks that are to hold it.
+    :param min_weight, max_weight: bounds of the function's weight.
+    :raises ValueError: for a value that makes no sense.
     """
 
     latency_s: float
-    part: float = 0.95
-    least: float = ORDINARY
-    most: float = _MOST
+    percentile: float = 95.0
+    min_weight: float = DEFAULT_WEIGHT
+    max_weight: float = 2000.0
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
-    """A function in the last while.
-
-    :param latency_s: that the part of its target did not exceed; None if no task has ended.
-    :param oldest_s: since its oldest task came that has not ended.
-    """
-
-    latency_s: float | None = None
-    oldest_s: float = 0.0
+    def __post_init__(self) -> None:
+        if not 0 < self.latency_s < math.inf:
+            raise ValueError(f"latency_s: expected a positive number of seconds, got {self.latency_s!r}")
+        if not 0 < self.percentile < 100:
+            raise ValueError(f"percentile: expected a number between 0 and 100, got {self.percentile!r}")
+        if not 0 < self.min_weight <= self.max_weight < math.inf:
+            raise ValueError(f"min_weight, max_weight: got {self.min_weight!r} and {self.max_weight!r}")
 
 
 class Policy(Protocol):
-    """Decides weights. Functions without a target keep :data:`ORDINARY`."""
+    """Decides the weights of functions with a target."""
 
-    def ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, latency_s: float) -> None:
         """A task of a function with a target has ended."""
 
-    def weights(self, seen: Mapping[str, Seen], *, pressure: float, interval_s: float) -> Mapping[str, float]:
-        """The weights of all functions with a target from now on.
+    def weights(
+        self, latencies: Mapping[str, float | None], *, pressure: float, interval_s: float, others: int
+    ) -> Mapping[str, float]:
+        """The weights from now on.
 
-        :param seen: these functions.
-        :param pressure: the part of the time in which some process waited for a processor (``/proc/pressure/cpu``).
+        :param latencies: by function, the latency at the percentile of its target, in seconds: of the tasks that ended
+            lately, and of those that have not ended, whose age counts as soon as it is above the target. None if it is
+            not known.
+        :param pressure: the part of the time in which some process waited for a CPU (``/proc/pressure/cpu``), 0 to 1.
         :param interval_s: since the last call.
+        :param others: functions without a target that have tasks now.
         """
 
 
 class Static:
-    """Weights that never change: those of an oracle, or of none.
+    """Weights that never change: those of an oracle, or the default ones.
 
-    :param given: by function; the others have :data:`ORDINARY`.
+    :param given: by function; the others have :data:`~farcall_endpoint.qos.weights.DEFAULT_WEIGHT`.
     """
 
     def __init__(self, given: Mapping[str, float] | None = None) -> None:
         self._given = dict(given or {})
 
-    def ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, latency_s: float) -> None:
         """See :class:`Policy`."""
 
-    def weights(self, seen: Mapping[str, Seen], *, pressure: float, interval_s: float) -> Mapping[str, float]:  # noqa: ARG002
+    def weights(
+        self,
+        latencies: Mapping[str, float | None],
+        *,
+        pressure: float,  # noqa: ARG002 - as all policies have it
+        interval_s: float,  # noqa: ARG002
+        others: int,  # noqa: ARG002
+    ) -> Mapping[str, float]:
         """See :class:`Policy`."""
-        return {function: self._given.get(function, ORDINARY) for function in seen}
+        return {function: self._given.get(function, DEFAULT_WEIGHT) for function in latencies}
 
 
 class Threshold:
     """The policy of the QoS paper (section 3.2): each task that ends moves the shares of its function by a step.
 
-    Shares begin at 512, as Docker counts them; 512 is the weight :data:`ORDINARY` here. The paper has no bounds; ours
-    are those of the kernel.
+    Shares begin at 512, as the paper has them, which is the default weight here. The paper has no bounds; these are
+    those of ``cpu.shares``.
 
     :param expected_s: by function, how long a task takes on an idle system.
-    :param ratio: of a task that is too slow, to that.
+    :param ratio: of the latency of a task that is too slow, to that.
     :param deltas: the step of each function, in shares.
+    :raises ValueError: for an expected latency that is none.
     """
 
     _FIRST: Final = 512
@@ -90,12 +99,14 @@ class Threshold:
     _MOST: Final = 262_144
 
     def __init__(self, expected_s: Mapping[str, float], *, ratio: float = 2.0, deltas: Mapping[str, int]) -> None:
+        if not all(0 < each < math.inf for each in expected_s.values()):
+            raise ValueError(f"expected_s: expected positive numbers of seconds, got {dict(expected_s)!r}")
         self._expected_s = dict(expected_s)
         self._ratio = ratio
         self._deltas = dict(deltas)
         self.shares: dict[str, int] = {}
 
-    def ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, latency_s: float) -> None:
         """See :class:`Policy`."""
         expected_s = self._expected_s.get(function)
         if expected_s is None or not math.isfinite(latency_s):
@@ -105,9 +116,18 @@ class Threshold:
         moved = self.shares.get(function, self._FIRST) + step
         self.shares[function] = min(max(moved, self._LEAST), self._MOST)
 
-    def weights(self, seen: Mapping[str, Seen], *, pressure: float, interval_s: float) -> Mapping[str, float]:  # noqa: ARG002
+    def weights(
+        self,
+        latencies: Mapping[str, float | None],
+        *,
+        pressure: float,  # noqa: ARG002
+        interval_s: float,  # noqa: ARG002
+        others: int,  # noqa: ARG002
+    ) -> Mapping[str, float]:
         """See :class:`Policy`."""
-        return {function: ORDINARY * self.shares.get(function, self._FIRST) / self._FIRST for function in seen}
+        return {
+            function: DEFAULT_WEIGHT * self.shares.get(function, self._FIRST) / self._FIRST for function in latencies
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,14 +136,16 @@ class Gains:
 
     :param proportional: weight for each error.
     :param integral: weight for each error and second.
-    :param dead_band: an error that is smaller changes nothing.
+    :param dead_band: an error that is smaller counts as none.
+    :param most_error: one that is larger counts as this.
     :param most_step: change of a weight in one call.
-    :param least_pressure: below it, processors are not the reason, and weights only go back.
+    :param least_pressure: below it, CPUs are not the reason, and no weight rises.
     """
 
     proportional: float = 1.0
     integral: float = 1.0
     dead_band: float = 0.1
+    most_error: float = 2.0
     most_step: float = 1.0
     least_pressure: float = 0.05
 
@@ -131,13 +153,13 @@ class Gains:
 class ProportionalIntegral:
     """Holds the latency of each function at a part below its target, by the logarithm of its weight.
 
-    In the incremental form: a weight at its bound does not remember errors, so that it leaves the bound at once (no
-    wind-up). A task that is late already counts before it has ended (feed-forward). What is not a number changes
-    nothing.
+    The integral stays within the bounds of the weight, so that a weight leaves its bound as soon as the error changes
+    its sign (no wind-up). What is not a number changes nothing.
 
     :param targets: by function.
     :param margin: the latency that is held, as a part of the target.
-    :param rest: the part of the processors that is left to functions without a target, whatever the others need.
+    :param batch_share: the part of the CPUs that functions without a target keep together, as far as the least weights
+        of the others permit it.
     """
 
     def __init__(
@@ -146,53 +168,62 @@ class ProportionalIntegral:
         *,
         gains: Gains | None = None,
         margin: float = 0.7,
-        rest: float = 0.05,
+        batch_share: float = 0.05,
     ) -> None:
         self._targets = dict(targets)
         self._gains = gains or Gains()
         self._margin = margin
-        self._most_together = ORDINARY * (1 - rest) / rest
+        self._batch_share = batch_share
+        self._integrals: dict[str, float] = {}
         self._logs: dict[str, float] = {}
-        self._errors: dict[str, float] = collections.defaultdict(float)
 
-    def ended(self, function: str, latency_s: float) -> None:
-        """See :class:`Policy`: the window of latencies is enough."""
+    def on_task_ended(self, function: str, latency_s: float) -> None:
+        """See :class:`Policy`: the latencies of the window are enough."""
 
-    def weights(self, seen: Mapping[str, Seen], *, pressure: float, interval_s: float) -> Mapping[str, float]:
+    def weights(
+        self, latencies: Mapping[str, float | None], *, pressure: float, interval_s: float, others: int
+    ) -> Mapping[str, float]:
         """See :class:`Policy`."""
+        is_sound = 0.0 <= pressure <= 1.0 and 0.0 < interval_s < math.inf
         found: dict[str, float] = {}
-        for function, each in seen.items():
+        for function, latency_s in latencies.items():
             target = self._targets.get(function)
             if target is None:
-                found[function] = ORDINARY
                 continue
-            first = math.log2(min(max(ORDINARY, target.least), target.most))
-            log = self._logs.get(function, first)
-            log += self._step(function, self._error(target, each), pressure, interval_s)
-            log = min(max(log, math.log2(target.least)), math.log2(target.most))
-            self._logs[function] = log
-            found[function] = 2.0**log
-        for gone in self._logs.keys() - seen.keys():
-            del self._logs[gone]
-            self._errors.pop(gone, None)
-        excess = max(1.0, sum(found.values()) / self._most_together)
-        return {function: weight / excess for function, weight in found.items()}
+            if is_sound and latency_s is not None and 0.0 < latency_s < math.inf:
+                self._move(function, target, latency_s, pressure, interval_s)
+            found[function] = 2.0 ** self._logs.get(function, _first(target))
+        for gone in self._logs.keys() - latencies.keys():
+            del self._logs[gone], self._integrals[gone]
+        return self._within_share(found, others)
 
-    def _error(self, target: Target, seen: Seen) -> float | None:
-        """How far a function is above what is held; None if that is not known."""
-        latency_s = seen.latency_s
-        if seen.oldest_s > target.latency_s:
-            latency_s = max(latency_s or 0.0, seen.oldest_s)
-        if latency_s is None or not 0.0 < latency_s < math.inf:
-            return None
-        return math.log2(latency_s) - math.log2(self._margin * target.latency_s)
-
-    def _step(self, function: str, error: float | None, pressure: float, interval_s: float) -> float:
+    def _move(self, function: str, target: Target, latency_s: float, pressure: float, interval_s: float) -> None:
         gains = self._gains
-        if error is None or not 0.0 <= pressure <= 1.0 or not 0.0 < interval_s < math.inf:
-            return 0.0
-        former, self._errors[function] = self._errors[function], error
-        if abs(error) < gains.dead_band or (error > 0 and pressure < gains.least_pressure):
-            return 0.0
-        step = gains.proportional * (error - former) + gains.integral * error * interval_s
-        return min(max(step, -gains.most_step), gains.most_step)
+        least, most = math.log2(target.min_weight), math.log2(target.max_weight)
+        first = _first(target)
+        former = self._logs.get(function, first)
+        error = math.log2(latency_s) - math.log2(self._margin * target.latency_s)
+        error = 0.0 if abs(error) < gains.dead_band else min(max(error, -gains.most_error), gains.most_error)
+        may_rise = pressure >= gains.least_pressure
+        integral = self._integrals.get(function, 0.0)
+        if may_rise or error < 0:
+            integral = min(max(integral + gains.integral * error * interval_s, least - first), most - first)
+        log = first + integral + gains.proportional * error
+        log = min(max(log, former - gains.most_step), former + gains.most_step if may_rise else former)
+        self._integrals[function] = integral
+        self._logs[function] = min(max(log, least), most)
+
+    def _within_share(self, weights: dict[str, float], others: int) -> dict[str, float]:
+        """The weights, without so much of what is above the least ones that functions without a target lose theirs."""
+        most = DEFAULT_WEIGHT * others * (1 - self._batch_share) / self._batch_share
+        least = {function: min(self._targets[function].min_weight, weight) for function, weight in weights.items()}
+        excess = sum(weights.values()) - most
+        if others <= 0 or excess <= 0:
+            return weights
+        above = sum(weights.values()) - sum(least.values())
+        kept = max(0.0, 1.0 - excess / above) if above > 0 else 1.0
+        return {function: least[function] + (weight - least[function]) * kept for function, weight in weights.items()}
+
+
+def _first(target: Target) -> float:
+    return math.log2(min(max(DEFAULT_WEIGHT, target.min_weight), target.max_weight))

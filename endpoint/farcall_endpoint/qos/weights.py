@@ -12,12 +12,12 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-ORDINARY: Final = 100.0
+DEFAULT_WEIGHT: Final = 100.0
 """The weight of a function for which none was set."""
 
 _MIN: Final = 1.0
 _MAX: Final = 10_000.0
-_ORDINARY_SHARES: Final = 1024
+_DEFAULT_SHARES: Final = 1024
 _MAX_SHARES: Final = 262_144
 _NICE_WEIGHTS: Final = (1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15)
 """Of nice 0 to 19: the kernel's ``sched_prio_to_weight`` (kernel/sched/core.c), a factor of about 1.25 a step."""
@@ -43,7 +43,7 @@ def cpu_weight(weight: float) -> int:
 
 def cpu_shares(weight: float) -> int:
     """``cpu.shares`` of version 1: 1024 for a weight of 100, which is the kernel's default."""
-    return min(max(round(_ORDINARY_SHARES * weight / ORDINARY), 2), _MAX_SHARES)
+    return min(max(round(_DEFAULT_SHARES * weight / DEFAULT_WEIGHT), 2), _MAX_SHARES)
 
 
 def nice_values(weights: Mapping[str, float]) -> dict[str, int]:
@@ -51,7 +51,7 @@ def nice_values(weights: Mapping[str, float]) -> dict[str, int]:
 
     They are between 0 and 19, as lower ones need a privilege. So ratios above 68 (1024 to 15) become 68.
     """
-    largest = max(weights.values(), default=ORDINARY)
+    largest = max(weights.values(), default=DEFAULT_WEIGHT)
     unit = math.log(_NICE_WEIGHTS[0])
     return {
         name: bisect.bisect_left(_BOUNDS, math.log(largest) - math.log(weight) - unit)

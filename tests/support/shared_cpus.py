@@ -1,4 +1,4 @@
-"""Simulated processors that functions share by weights, as cgroups do: tasks arrive, wait for a worker and run."""
+"""Simulated CPUs that functions share by weights, as cgroups do: tasks arrive, wait for a worker and run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 from farcall_endpoint.qos.histograms import WindowedHistogram
-from farcall_endpoint.qos.policies import Policy, Seen, Target
+from farcall_endpoint.qos.policies import Policy, Target
 
 _STEP_S = 0.002
 _INTERVAL_S = 0.25
@@ -19,7 +19,9 @@ _WINDOW_S = 4.0
 class Load:
     """The tasks of a function.
 
-    :param run_s: processor time of a task.
+    :param run_s: CPU time of a task.
+    :param spread: the largest deviation from that, as a part of it.
+    :param wait_s: for which a task waits for something else than a CPU, with its worker.
     :param workers: that it has.
     :param per_s: tasks that arrive, at random instants; 0: each one that ends is followed by another one.
     :param outstanding: how many there are at a time if ``per_s`` is 0.
@@ -29,11 +31,13 @@ class Load:
     workers: int
     per_s: float = 0.0
     outstanding: int = 0
+    spread: float = 0.0
+    wait_s: float = 0.0
 
 
 @dataclasses.dataclass
-class Outcome:
-    """What became of a function's tasks: latencies in seconds, in order."""
+class Ended:
+    """The tasks of a function that have ended: latencies in seconds, in order."""
 
     latencies: list[float] = dataclasses.field(default_factory=list)
 
@@ -50,6 +54,7 @@ class Outcome:
 class _Task:
     arrived_at: float
     left_s: float
+    wait_s: float
 
 
 def run(
@@ -60,15 +65,21 @@ def run(
     cores: int = 2,
     duration_s: float = 60.0,
     seed: int = 0,
-) -> Mapping[str, Outcome]:
-    """What becomes of all tasks under a policy."""
+) -> Mapping[str, Ended]:
+    """The tasks of all functions that have ended under a policy."""
+    sizes = random.Random(seed)
+
+    def task(name: str, at: float) -> _Task:
+        load = loads[name]
+        return _Task(at, load.run_s * (1 + load.spread * sizes.uniform(-1, 1)), load.wait_s)
+
     arrivals = {name: _arrivals(load, random.Random(f"{seed} {name}")) for name, load in loads.items()}
     next_at = {name: next(each) for name, each in arrivals.items() if loads[name].per_s}
     waiting = {
-        name: collections.deque(_Task(0.0, load.run_s) for _ in range(load.outstanding)) for name, load in loads.items()
+        name: collections.deque(task(name, 0.0) for _ in range(load.outstanding)) for name, load in loads.items()
     }
     running: dict[str, list[_Task]] = {name: [] for name in loads}
-    outcomes = {name: Outcome() for name in loads}
+    ended = {name: Ended() for name in loads}
     windows = {name: WindowedHistogram(_WINDOW_S) for name in targets}
     weights = dict.fromkeys(loads, 100.0)
     pressed_s, decide_at = 0.0, _INTERVAL_S
@@ -76,37 +87,45 @@ def run(
         now = step * _STEP_S
         for name, at in next_at.items():
             while at <= now:
-                waiting[name].append(_Task(at, loads[name].run_s))
+                waiting[name].append(task(name, at))
                 at += next(arrivals[name])
             next_at[name] = at
         for name, load in loads.items():
             while waiting[name] and len(running[name]) < load.workers:
                 running[name].append(waiting[name].popleft())
-        busy = {name: len(tasks) for name, tasks in running.items() if tasks}
+        for each in (each for tasks in running.values() for each in tasks):
+            each.wait_s -= _STEP_S
+        computing = {name: [each for each in tasks if each.wait_s <= 0] for name, tasks in running.items()}
+        busy = {name: len(tasks) for name, tasks in computing.items() if tasks}
         pressed_s += _STEP_S * (sum(busy.values()) > cores)
         for name, share in shares(busy, weights, cores).items():
-            for task in running[name]:
-                task.left_s -= _STEP_S * share / busy[name]
-            for task in [each for each in running[name] if each.left_s <= 0]:
-                running[name].remove(task)
-                latency_s = now - task.arrived_at
-                outcomes[name].latencies.append(latency_s)
+            for each in computing[name]:
+                each.left_s -= _STEP_S * share / busy[name]
+            for each in [each for each in computing[name] if each.left_s <= 0]:
+                running[name].remove(each)
+                latency_s = now - each.arrived_at
+                ended[name].latencies.append(latency_s)
                 if name in windows:
                     windows[name].add(latency_s, now)
-                    policy.ended(name, latency_s)
+                    policy.on_task_ended(name, latency_s)
                 if not loads[name].per_s:
-                    waiting[name].append(_Task(now, loads[name].run_s))
+                    waiting[name].append(task(name, now))
         if now >= decide_at:
-            seen = {
-                name: Seen(
-                    windows[name].histogram(now).quantile(target.part),
-                    max((now - each.arrived_at for each in (*waiting[name], *running[name])), default=0.0),
-                )
-                for name, target in targets.items()
-            }
-            weights |= policy.weights(seen, pressure=min(1.0, pressed_s / _INTERVAL_S), interval_s=_INTERVAL_S)
+            latencies: dict[str, float | None] = {}
+            for name, target in targets.items():
+                histogram = windows[name].histogram(now)
+                for age_s in (now - each.arrived_at for each in (*waiting[name], *running[name])):
+                    if age_s > target.latency_s:
+                        histogram.add(age_s)
+                latencies[name] = histogram.quantile(target.percentile / 100)
+            weights |= policy.weights(
+                latencies,
+                pressure=min(1.0, pressed_s / _INTERVAL_S),
+                interval_s=_INTERVAL_S,
+                others=len(busy.keys() - targets.keys()),
+            )
             pressed_s, decide_at = 0.0, decide_at + _INTERVAL_S
-    return outcomes
+    return ended
 
 
 def shares(busy: Mapping[str, int], weights: Mapping[str, float], cores: int) -> Mapping[str, float]:
@@ -123,6 +142,6 @@ def shares(busy: Mapping[str, int], weights: Mapping[str, float], cores: int) ->
     return found
 
 
-def _arrivals(load: Load, chance: random.Random) -> Iterator[float]:
+def _arrivals(load: Load, generator: random.Random) -> Iterator[float]:
     while True:
-        yield chance.expovariate(load.per_s)
+        yield generator.expovariate(load.per_s)
