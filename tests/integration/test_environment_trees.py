@@ -422,7 +422,7 @@ def test_a_program_that_ignores_signals_is_killed_with_what_it_started(site: Sit
     command = ("/usr/bin/python3", "-I", "-S", "-c", code, f"{runner.worker_target}/socket", site.marker)
     container = site.run(runner, site.start(runner, command=command))
     with container.connection():
-        assert len(site.left()) >= 2
+        wait_until(lambda: len(site.left()) >= 2, "both programs are seen")
         container.kill()
     wait_until(lambda: not site.left(), "the end of the container")
 
