@@ -249,7 +249,7 @@ def test_agent_reports_the_share_of_a_worker(shell: Shell) -> None:
 def test_a_refused_endpoint_is_reported_at_start(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.refusal = {"code": "ENDPOINT_IN_USE", "message": "another agent runs", "fault": "caller"}
-    refused = shell.run("start", "--detach")
+    refused = shell.run("start", "--detach", "--timeout", f"{WAIT_S:g}")  # it waits for the end of the other one
     assert refused.returncode == os.EX_CANTCREAT
     assert "another agent runs" in refused.stderr
 
