@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
+from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy
 from farcall_endpoint.process_reaper import tree
 from farcall_endpoint.qos.actuators import Actuator, choose
 from farcall_endpoint.qos.autogroup import AutogroupShares, read_autogroup
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name, hierarchy_of
+from tests.support.cgroups import made_hierarchies
 from tests.support.ordinary_user import as_ordinary_user
 from tests.waiting import wait_until
 
@@ -77,9 +78,7 @@ class ImitatedCgroups(Cgroups):
 @pytest.fixture
 def parents() -> Iterator[list[Hierarchy]]:
     """Groups for this test alone, in which those of an actuator lie."""
-    found = [Hierarchy(each.path / f"test-{os.getpid()}", each.controllers) for each in writable_hierarchies()]
-    for each in found:
-        each.path.mkdir()
+    found = made_hierarchies()
     yield found
     for each in found:
         wait_until(Group("", (each.path,)).remove, "all processes have ended")

@@ -16,6 +16,7 @@ from farcall_endpoint.manager.events import EnvironmentReady
 from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.process_reaper import tree
 from tests.support import images
+from tests.support.cgroups import made_hierarchies
 from tests.support.endpoint import running_endpoint
 from tests.support.environments import running_node
 from tests.waiting import wait_until
@@ -26,9 +27,7 @@ needs_groups = pytest.mark.skipif(not writable_hierarchies(), reason="no cgroup 
 @pytest.fixture
 def parents() -> Iterator[list[Hierarchy]]:
     """Groups for this test alone, in which a manager's lie."""
-    found = [Hierarchy(each.path / f"test-{os.getpid()}", each.controllers) for each in writable_hierarchies()]
-    for each in found:
-        each.path.mkdir()
+    found = made_hierarchies()
     yield found
     for each in found:
         each.path.rmdir()

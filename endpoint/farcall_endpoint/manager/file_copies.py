@@ -2,7 +2,7 @@
 
 ``ROOT/NAME/copies/SHA256`` is a copy of a submitter, ``ROOT/NAME/tasks/NUMBER/r/…`` has the links of a task. Other
 managers get copies from here (:mod:`.file_server`); one that is on its way is passed on as far as it has come.
-A thread whose file system hangs is given up: the tasks read the endpoint's copy, and another thread goes on.
+A thread whose file system hangs is given up: the tasks read the endpoint's copy, and another thread takes its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -33,7 +33,7 @@ from farcall_endpoint.manager.file_server import (
     FileClient,
     FileServer,
     SourceFailed,
-    has_started,
+    started,
 )
 from farcall_endpoint.process_directory import ProcessDirectory
 from farcall_endpoint.protocol import FileContent
@@ -191,10 +191,10 @@ class FileCopies:
         if self._key:
             self._server.start(self._key)
         with self._starting:
-            self._linking = self._linking or _started(self._perform_all, "farcall-links")
-            self._watching = self._watching or _started(self._watch, "farcall-copies-watch")
+            self._linking = self._linking or started(self._perform_all, "farcall-links")
+            self._watching = self._watching or started(self._watch, "farcall-copies-watch")
             while self._linking and self._watching and len(self._copiers) < _THREADS:
-                thread = _started(self._copy_all, "farcall-copies")
+                thread = started(self._copy_all, "farcall-copies")
                 if thread is None:
                     return
                 self._copiers.add(thread)
@@ -473,12 +473,6 @@ class FileCopies:
                     yield buffer[:count]
         except (OSError, ValueError) as error:
             raise SourceFailed(f"the endpoint's copy cannot be read: {error}") from error
-
-
-def _started(run: Callable[[], None], name: str) -> threading.Thread | None:
-    """A thread; None if this process may have no more."""
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    return thread if has_started(thread) else None
 
 
 def _shown(source: str) -> str:

@@ -94,9 +94,7 @@ class FileServer:
         """Serve those who have this key, if that is not done yet."""
         self._key = key
         if self._accepting is None:
-            thread = threading.Thread(target=self._accept, name="farcall-file-server", daemon=True)
-            if has_started(thread):
-                self._accepting = thread
+            self._accepting = started(self._accept, "farcall-file-server")
 
     def close(self) -> None:
         """End all connections."""
@@ -129,7 +127,7 @@ class FileServer:
                 self._end_handshake(oldest)
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
-            if not has_started(thread):
+            if not _has_started(thread):
                 self._forget(connection, thread)
                 connection.close()
                 self._is_closed.wait(_PAUSE_S)
@@ -250,8 +248,13 @@ class FileClient:
                 self._sockets.discard(connection)
 
 
-def has_started(thread: threading.Thread) -> bool:
-    """Start a thread; False if this process may have no more."""
+def started(run: Callable[[], None], name: str) -> threading.Thread | None:
+    """A thread that runs; None if this process may have no more."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    return thread if _has_started(thread) else None
+
+
+def _has_started(thread: threading.Thread) -> bool:
     try:
         thread.start()
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from farcall_endpoint.qos.autogroup import AutogroupShares
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, describe_error, hierarchy_of, try_directory
 from farcall_endpoint.qos.weights import check_weight
 
-CGROUP_VERSIONS: Final = (2, 1)
+_CGROUP_VERSIONS: Final = (2, 1)
 """The best first."""
 
 _WAITING: Final = "import sys; sys.stdin.read()"
@@ -113,11 +113,11 @@ class Choice:
 
 
 def choose(cgroups: Cgroups) -> Choice:
-    """Try all actuators on this machine; takes about 0.1 s, and 2 s at most.
+    """Try all actuators on this machine; takes a moment, and 2 s at most.
 
     :param cgroups: of this process, for the groups of functions.
     """
-    shares = [CgroupShares(cgroups, version) for version in CGROUP_VERSIONS]
+    shares = [CgroupShares(cgroups, version) for version in _CGROUP_VERSIONS]
     own = own_hierarchies()
     autogroups = AutogroupShares()
     with _trial_process() as (pid, problem):

@@ -88,8 +88,9 @@ class AutogroupShares:
 
     The kernel's table has a factor of about 1.25 for each step of nice. The largest weight gets nice 0, and the others
     what is nearest to their ratio to it, down to nice 19, which is a ratio of 68. The weight of a function is divided
-    by the number of its processes, as each has a group of its own: so functions have the shares that cgroups would give
-    them. Each worker must be in a session of its own; one that is not keeps its share, and ``problem`` says so.
+    by the number of its processes, as each has a group of its own: so functions whose processes are all busy have the
+    shares that cgroups would give them. Each worker must be in a session of its own; the share of one that is not stays
+    as it is, and ``problem`` says so.
 
     One change is made in 100 ms: the largest first, the newest weights only. So the changes of many workers take a
     while, and :meth:`tick` continues with them.
@@ -233,7 +234,8 @@ def unsupported_reason(
     """Try it: set and read the nice value of a process. The reason why that does not work.
 
     :param pid: of a process in a session of its own, which ends afterwards.
-    :param hierarchy: of the controller ``cpu``, with the group of this process.
+    :param hierarchy: of the controller ``cpu``, with the group of this process; None if none is visible: then it is not
+        known whether nice values have an effect.
     """
     nice, deadline = 5, clock() + _TRIAL_S
     try:

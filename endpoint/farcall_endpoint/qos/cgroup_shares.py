@@ -35,8 +35,8 @@ class CgroupShares:
     """The actuator of one version of cgroups. Not for several threads.
 
     Version 2 gets a weight as ``cpu.weight``, which is the weight itself; version 1 gets ``cpu.shares``, which is 1024
-    for a weight of 100. All groups lie in one directory, which weighs as much as one ordinary process on each CPU: all
-    functions together do not lose to other processes because they are in a group.
+    for a weight of 100. All groups lie in one directory, which weighs as much as one ordinary process on each CPU, up
+    to the kernel's largest number: all functions together do not lose to other processes because they are in a group.
 
     :param cgroups: of this process. This object removes the groups that it makes, and not the others.
     :param version: 1 or 2.

@@ -22,7 +22,8 @@ from farcall_endpoint import outcomes
 
 _WRITE_BYTES: Final = 2**18
 """What is hashed and written at a time stays in the caches of a processor. For larger pieces Linux takes larger pages,
-which a virtual machine may have to get from its host first: that is ten times slower."""
+which a virtual machine may have to get from its host first: a GB took 2.5 s in pieces of 8 MiB on one, and 0.25 s in
+such small ones."""
 
 
 class MoveError(Exception):
