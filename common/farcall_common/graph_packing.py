@@ -121,7 +121,7 @@ def stage_options(task: TaskOptions, own: Mapping[str, Any]) -> TaskOptions:
     """The options of the calls of a stage: all that it has, with those of the task where it has none of its own; but an
     environment only if it names one, and none of the result."""
     bare = msgspec.structs.replace(
-        task, callees=(), memoize=None, result_serializers=(), container=None, environment=None
+        task, callees=(), memoize=None, result_serializers=(), container=None, environment=None, qos=None
     )
     return bare.changed(**own)
 

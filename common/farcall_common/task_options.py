@@ -17,6 +17,7 @@ import msgspec
 from farcall_common.environments import UV, Environment
 from farcall_common.errors import did_you_mean
 from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES, MAX_SOURCE_FILES, MAX_SOURCES
+from farcall_common.qos import QoS
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
 
 #: A count or a number of bytes, within the range of JSON readers.
@@ -33,8 +34,8 @@ _SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes",
 
 
 class AttemptOptionsDict(TypedDict, total=False):
-    """Options of each attempt to run a task, as keyword arguments; see :class:`TaskOptions`. An engine without a cloud
-    knows these."""
+    """Options of each attempt to run a task, as keyword arguments; see :class:`TaskOptions`. Calls of running tasks
+    know these."""
 
     idempotent: bool
     max_attempts: int
@@ -53,7 +54,13 @@ class StageOptionsDict(AttemptOptionsDict, total=False):
     requirements: Iterable[str] | None
 
 
-class OwnOptionsDict(AttemptOptionsDict, total=False):
+class EngineOptionsDict(AttemptOptionsDict, total=False):
+    """Options of tasks that an engine without a cloud knows."""
+
+    qos: QoS | Mapping[str, Any] | None
+
+
+class OwnOptionsDict(EngineOptionsDict, total=False):
     """The other options of Farcall's own."""
 
     num_nodes: int | None
@@ -112,6 +119,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         ``Exception``.
     :param retry_delay_s: seconds before the first retry. They double with each retry, up to 5 minutes; each wait is
         shortened at random by up to a half.
+    :param qos: the latency that the task is to hold; None = as the function was registered. Calls of its graph, and
+        those that it makes while it runs, have none.
     :param num_nodes: number of whole nodes of its block for MPI ranks.
     :param ranks_per_node: number of ranks on each node.
     :param num_ranks: number of all ranks; two of the three are enough.
@@ -143,6 +152,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     retries: Annotated[int, msgspec.Meta(ge=0, le=MAX_RETRIES)] = 0
     retry_on: tuple[str, ...] = ()
     retry_delay_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_DELAY_S)] = 1.0
+    qos: QoS | None = None
     num_nodes: _Count | None = None
     ranks_per_node: _Count | None = None
     num_ranks: _Count | None = None
@@ -181,6 +191,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             values["retry_on"] = exception_names(values["retry_on"])
         if "callees" in changes:
             values["callees"] = _callees(values["callees"])
+        if isinstance(qos := values["qos"], Mapping) and (unknown := qos.keys() - set(QoS.__struct_fields__)):
+            raise ValueError(unknown_option(sorted(unknown)[0], QoS.__struct_fields__, what="qos"))
         for name in ("resource_specification", "user_endpoint_config"):
             # A copy: later changes by the caller have no effect until the option is set again.
             values[name] = _json_object(values[name], name)

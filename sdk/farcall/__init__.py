@@ -52,6 +52,7 @@ from farcall_common.file_arguments import File
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
+from farcall_common.qos import QoS
 from farcall_common.staging import StagedFile, Staging
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ __all__ = [
     "OutputPart",
     "PayloadTooLarge",
     "Progress",
+    "QoS",
     "Reference",
     "ResultRefused",
     "SerializationError",

@@ -26,6 +26,7 @@ from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.limits import TASKS_PER_SUBMIT
+from farcall_common.qos import QoS
 
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
@@ -148,6 +149,10 @@ class Submitter(concurrent.futures.Executor):
     retry_delay_s: _Option[float] = _Option()
     """How many seconds pass before the first retry, at least half of it and at most all; twice as many before each
     next one, up to 5 minutes."""
+
+    qos: _Option[QoS | Mapping[str, Any] | None] = _Option()
+    """The latency that calls are to hold (see :class:`QoS`), which makes them a latency class; others are batch work.
+    None = as the function was registered."""
 
     num_nodes: _Option[int | None] = _Option()
     """How many whole nodes of its block a task has for MPI ranks."""
@@ -511,8 +516,9 @@ class Executor(Submitter, SourceCode):
     :param callees: functions that calls may call while they run (see :attr:`callees`).
     :param options: any other option of tasks, by the name of its attribute: :attr:`idempotent`, :attr:`max_attempts`,
         :attr:`walltime_s`, :attr:`memory_bytes`, :attr:`max_output_bytes`, :attr:`retries`, :attr:`retry_on`,
-        :attr:`retry_delay_s`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`, :attr:`keep_output`,
-        :attr:`output_bytes`, :attr:`memoize`, :attr:`container`, :attr:`environment`, :attr:`requirements`.
+        :attr:`retry_delay_s`, :attr:`qos`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`,
+        :attr:`keep_output`, :attr:`output_bytes`, :attr:`memoize`, :attr:`container`, :attr:`environment`,
+        :attr:`requirements`.
     :raises ConfigurationError: if there is no ``client`` and none can be made.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.

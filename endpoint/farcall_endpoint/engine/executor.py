@@ -22,7 +22,7 @@ from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.graph_packing import task_options
 from farcall_common.payload.functions import Function, FunctionTable
 from farcall_common.payload.native import NATIVE
-from farcall_common.task_options import AttemptOptionsDict, TaskOptions
+from farcall_common.task_options import EngineOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
 from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
@@ -151,7 +151,7 @@ class Engine(_Submitter):
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
     :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
-        ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``.
+        ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``, ``qos``.
     :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
         worker fits.
     """
@@ -174,7 +174,7 @@ class Engine(_Submitter):
         mem_per_worker_bytes: int | None = None,
         accelerators: Sequence[str] | int = (),
         cpu_affinity: Affinity = "none",
-        **options: Unpack[AttemptOptionsDict],
+        **options: Unpack[EngineOptionsDict],
     ) -> None:
         super().__init__(
             _changed(TaskOptions(result_serializers=NATIVE), options, method="Engine"), raise_original=raise_original
@@ -213,7 +213,7 @@ class Engine(_Submitter):
         self._finalizer.atexit = False
         atexit.register(_end_at_exit, weakref.ref(self))
 
-    def options(self, *, raise_original: bool | None = None, **changes: Unpack[AttemptOptionsDict]) -> EngineView:
+    def options(self, *, raise_original: bool | None = None, **changes: Unpack[EngineOptionsDict]) -> EngineView:
         """A view on this engine whose tasks have other options; what is None stays as it is.
 
         :param changes: the options that the engine itself takes.
@@ -329,11 +329,11 @@ class EngineView(_Submitter):
         """Nothing: the engine goes on."""
 
 
-def _changed(options: TaskOptions, changes: AttemptOptionsDict, *, method: str) -> TaskOptions:
+def _changed(options: TaskOptions, changes: EngineOptionsDict, *, method: str) -> TaskOptions:
     """:raises TypeError: for an option that an engine does not know.
     :raises InvalidArgument: for a value that an option cannot have.
     """
-    if unknown := changes.keys() - AttemptOptionsDict.__optional_keys__:
+    if unknown := changes.keys() - EngineOptionsDict.__optional_keys__:
         raise TypeError(f"{method}() got an unexpected keyword argument {sorted(unknown)[0]!r}")
     try:
         return options.changed(**changes)

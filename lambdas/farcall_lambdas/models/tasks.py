@@ -27,6 +27,7 @@ from farcall_lambdas.models.fields import (
     Text,
     UserBytes,
 )
+from farcall_lambdas.models.qos import QosShape
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
@@ -59,6 +60,7 @@ _OWN_RULES: Final = frozenset(
         "source_files",
         "container",
         "environment",
+        "qos",
         "result_serializers",
         "resource_specification",
         "user_endpoint_config",
@@ -123,6 +125,7 @@ class SubmitOptions(_PlainOptions):
     retry_on: Annotated[list[ClassName], Field(fail_fast=True, max_length=MAX_NAMES)] | None = None
     container: Reference | None = None
     environment: EnvironmentShape | None = None
+    qos: QosShape | None = None
     callees: Annotated[list[FunctionReference], Field(fail_fast=True, max_length=MAX_CALLEES)] | None = None
     sources: Annotated[list[Id], Field(fail_fast=True, max_length=MAX_SOURCES)] | None = None
     source_files: (
@@ -148,6 +151,7 @@ class SubmitOptions(_PlainOptions):
             raise ValueError("container and environment: a task has one environment")
         given = {name: getattr(self, name) for name in TaskOptions.__struct_fields__}  # checked already, by this shape
         given["environment"] = environment
+        given["qos"] = None if self.qos is None else self.qos.qos()
         given |= {
             name: tuple(given[name] or ()) for name in ("result_serializers", "retry_on", "sources", "source_files")
         }

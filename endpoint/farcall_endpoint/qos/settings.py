@@ -1,0 +1,40 @@
+"""Settings of quality of service, from the section ``qos`` of an endpoint's configuration to its managers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+
+PolicyName = Literal["pi", "threshold", "static", "none"]
+ActuatorName = Literal["auto", "cgroup2", "cgroup1", "autogroup", "none"]
+
+
+class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an endpoint holds latency targets.
+
+    :param policy: of the weights: ``pi`` (by the latency of a window), ``threshold`` (the paper's steps), ``static``
+        (those of ``weights``), ``none``.
+    :param actuator: what sets them; ``auto`` is the best that the machine permits.
+    :param interval_s: between two decisions.
+    :param min_weight, max_weight: of a function with a target; batch work has 100.
+    :param batch_share: the part of the processors that batch work keeps, as far as the least weights permit it.
+    :param latency_workers: most calls with a target that run at a time on a node, beyond its ordinary workers; as many
+        as those, if not given.
+    :param weights: of ``static``, by the name of the function; others have 100.
+    :param ratio, delta: of ``threshold``: from which multiple of its baseline a call is too slow, and the step in
+        shares.
+    """
+
+    policy: PolicyName = "pi"
+    actuator: ActuatorName = "auto"
+    interval_s: float = 0.25
+    min_weight: float = DEFAULT_WEIGHT
+    max_weight: float = 2000.0
+    batch_share: float = 0.05
+    latency_workers: int | None = None
+    weights: dict[str, float] = {}
+    ratio: float = 2.0
+    delta: int = 20
