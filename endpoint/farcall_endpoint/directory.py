@@ -19,6 +19,7 @@
         daemon.pid          the running agent; locked for as long as it lives
         status.json         its last status
         prewarm.json        environments of which the owner wants workers warm
+        baselines.json      how long functions take while the endpoint is idle
         events-*.jsonl      its last events, for bug reports
         tasks_working_dir/  where tasks run
 
@@ -37,6 +38,7 @@ import datetime as dt
 import errno
 import fcntl
 import json
+import math
 import os
 import re
 import socket
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
 _prewarms: Final = msgspec.json.Decoder(tuple[PrewarmRequest, ...])
+_baselines: Final = msgspec.json.Decoder(dict[str, float])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,6 +339,21 @@ class EndpointDirectory:
             write_whole(self.path / "prewarm.json", msgspec.json.encode(requests), mode=0o600)
         except OSError as error:
             raise ConfigurationError(f"{self.path} cannot be written to: {error.strerror}.") from error
+
+    def read_baselines(self) -> Mapping[str, float]:
+        """How long functions take while the endpoint is idle, in seconds by id; nothing if that is not known."""
+        try:
+            found = _baselines.decode((self.path / "baselines.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return {}
+        return {function_id: seconds for function_id, seconds in found.items() if 0 < seconds < math.inf}
+
+    def write_baselines(self, baselines: Mapping[str, float]) -> None:
+        """Replace them.
+
+        :raises OSError: if that is not possible.
+        """
+        write_whole(self.path / "baselines.json", msgspec.json.encode(baselines), mode=0o600)
 
     def events_file(self, name: str) -> Path:
         """The agent's event log of this name: ``tasks`` or ``connection``."""

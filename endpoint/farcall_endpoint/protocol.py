@@ -75,11 +75,25 @@ class Limits(_Part, frozen=True):
         )
 
 
+class OrderTarget(_Part, frozen=True):
+    """The latency that a task is to hold, in seconds from its arrival at the endpoint, and the percentile of the tasks
+    of its latency class that are to do so. ``name``: of that class. ``waited_s``: since the arrival. ``expected_s``:
+    how long one takes on an idle system, if that is known. ``weight``: the one that the owner has set, if so."""
+
+    name: str
+    latency_s: float
+    percentile: float
+    waited_s: float = 0.0
+    expected_s: float | None = None
+    weight: float | None = None
+
+
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
     empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
     arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
-    no functions but its callees. ``files_dir``: the directory of its files; empty if it has none."""
+    no functions but its callees. ``files_dir``: the directory of its files; empty if it has none. ``target``: None for
+    batch work."""
 
     task_id: str
     attempt: int
@@ -92,6 +106,7 @@ class TaskOrder(_Part, frozen=True):
     retry: int = 0
     restricted: bool = False
     files_dir: str = ""
+    target: OrderTarget | None = None
 
 
 class FileContent(_Part, frozen=True):
@@ -355,7 +370,8 @@ class Registered(_Message, frozen=True):
     node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks. ``environments``:
     the technologies that work on the node, and why others that were asked for do not. ``image``: where the node is
     itself a container (a Kubernetes pod), the key of the only environment that it serves. ``files_address``: where
-    other managers get copies of files (``host:port``); empty if the node keeps none."""
+    other managers get copies of files (``host:port``); empty if the node keeps none. ``latency_workers``: how many
+    workers it may have for tasks with a target, beyond its slots."""
 
     manager_id: str
     software: str
@@ -370,6 +386,7 @@ class Registered(_Message, frozen=True):
     environments: dict[str, str] = {}
     image: str = ""
     files_address: str = ""
+    latency_workers: int = 0
 
 
 class EnvironmentStatus(_Part, frozen=True):
@@ -399,7 +416,7 @@ class EnvironmentStatus(_Part, frozen=True):
 class Finished(_Part, frozen=True):
     """The result of an attempt. ``error`` is an ErrorRecord in its JSON form; with it, ``result`` is the pickled
     exception, for an engine of the same user. ``is_retried``: the task's options retry this error. ``output`` has the
-    tails of what it ``printed``."""
+    tails of what it ``printed``. ``start_s``: how long the start of its worker took, if it had to wait for that."""
 
     task_id: str
     state: TaskState
@@ -411,6 +428,7 @@ class Finished(_Part, frozen=True):
     printed: Printed | None = None
     output: Body | None = None
     is_retried: bool = False
+    start_s: float = 0.0
 
 
 class RunningOutput(_Part, frozen=True):
@@ -453,12 +471,31 @@ class ReportedProgress(_Part, frozen=True):
     at: float
 
 
+class WeightOfClass(_Part, frozen=True):
+    """A latency class on a node, and its weight. ``problem``: what its target needs that cannot be held as things are
+    (see :mod:`farcall_endpoint.qos.controller`); empty if it can."""
+
+    name: str
+    weight: float
+    problem: str = ""
+
+
+class CpuSharesStatus(_Part, frozen=True):
+    """The latency classes of a node. ``actuator``: what gives them their shares of the CPUs; ``problem``: what does not
+    work of that. ``pressure``: the part of the time in which some process waited for a CPU, 0 to 1."""
+
+    classes: tuple[WeightOfClass, ...] = ()
+    actuator: str = ""
+    problem: str = ""
+    pressure: float = 0.0
+
+
 class Progress(_Message, frozen=True):
     """News since the last Progress, and the state of the manager. ``problem``: why it cannot run tasks.
     ``environments``: all that the node knows; None: unchanged since the last Progress. ``graphs``: those that run and
     have changed, each at most every quarter of a second. ``waiting_calls``: by the key of their environment, how many
     calls other managers may take over; None: unchanged. ``progress``: of tasks that say how far they are, each at most
-    once a second."""
+    once a second. ``cpu_shares``: of latency classes; None: unchanged."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -470,6 +507,7 @@ class Progress(_Message, frozen=True):
     graphs: tuple[GraphProgress, ...] = ()
     waiting_calls: tuple[tuple[str, int], ...] | None = None
     progress: tuple[ReportedProgress, ...] = ()
+    cpu_shares: CpuSharesStatus | None = None
 
 
 class CallsTaken(_Message, frozen=True):

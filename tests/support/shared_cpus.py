@@ -107,7 +107,7 @@ def run(
                 ended[name].latencies.append(latency_s)
                 if name in windows:
                     windows[name].add(latency_s, now)
-                    policy.on_task_ended(name, latency_s)
+                    policy.on_task_ended(name, targets[name], latency_s)
                 if not loads[name].per_s:
                     waiting[name].append(task(name, now))
         if now >= decide_at:
@@ -119,6 +119,7 @@ def run(
                         histogram.add(age_s)
                 latencies[name] = histogram.quantile(target.percentile / 100)
             weights |= policy.weights(
+                targets,
                 latencies,
                 pressure=min(1.0, pressed_s / _INTERVAL_S),
                 interval_s=_INTERVAL_S,

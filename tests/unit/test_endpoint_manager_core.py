@@ -28,6 +28,7 @@ from farcall_endpoint.manager.events import (
     WorkerDied,
 )
 from farcall_endpoint.manager.interruption import STARTED_AFTER_S
+from farcall_endpoint.manager.latency_tasks import LatencyTasks
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import TURN_S, Pair
 from farcall_endpoint.output import Printed
@@ -40,6 +41,8 @@ from farcall_endpoint.protocol import (
     TaskOrder,
     WantedOutput,
 )
+from farcall_endpoint.qos.controller import Controller
+from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.shared_memory import bytes_of
 from farcall_endpoint.worker.channel import Begun, Done, Synced
 from tests.support.manager import Rig, done, ready, started
@@ -818,7 +821,8 @@ def test_the_last_message_is_for_a_live_agent_only(event: Event, leaves: list[Le
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_worker_is_given_what_its_socket_has_room_for(shared: bool) -> None:
-    queue = TaskQueue(shared=shared)
+    latency = LatencyTasks(Controller(QosSettings()), workers={}, most_workers=0, shared=shared)
+    queue = TaskQueue(shared=shared, latency=latency)
     jobs = [Job(TaskOrder(name, 1, "h", 0), b"", b"x" * 1000) for name in "abcd"]
     others = [Job(TaskOrder("o", 1, "h", 0, submitter="other"), b"", b"")]
     queue.add([*jobs[:2], *others, *jobs[2:]], "")

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from farcall_common.wire import TaskState
-from farcall_endpoint.protocol import Finished, Progress
-from farcall_endpoint.qos.latencies import Latencies
+from farcall_endpoint.protocol import Finished, OrderTarget, Progress
+from farcall_endpoint.qos.latencies import ClassState, Ended, Latencies
 from tests.unit.test_endpoint_agent_core import FUNCTION, connected, send, spec
 
 
 def ended(
     latencies: Latencies, function: str = "f", *, total_s: float = 1.0, run_s: float = 0.1, now: float = 5.0
 ) -> None:
-    latencies.ended(function, "h", total_s=total_s, run_s=run_s, now=now)
+    latencies.ended(Ended(function, "h", "", 10, total_s, run_s), now)
 
 
 def test_wait_run_and_total_are_shown_by_function() -> None:
     latencies = Latencies()
     latencies.name("h1", "resize")
     for number in range(100):
-        latencies.ended("f1", "h1", total_s=0.25 if number < 90 else 2.5, run_s=0.1, now=5.0)
+        latencies.ended(Ended("f1", "h1", "", 10, 0.25 if number < 90 else 2.5, 0.1), 5.0)
     ended(latencies, "function-2")
     first, second = latencies.describe(6.0)
     assert (first["function"], first["tasks"]) == ("resize", 100)
@@ -80,23 +80,58 @@ def test_names_are_cleaned_and_limited() -> None:
     assert len(row["function"]) <= 200
     for number in range(2001):
         latencies.name(f"h{number}", "name")
-    latencies.ended("first-function", "h0", total_s=1.0, run_s=1.0, now=5.0)
+    latencies.ended(Ended("first-function", "h0", "", 10, 1.0, 1.0), 5.0)
     assert latencies.describe(5.0)[1]["function"] == "first-fu"
 
 
 def test_ten_thousand_functions_with_all_durations_take_less_than_10_mb() -> None:
     latencies = Latencies()
+    target = OrderTarget("class", 1e-9, 95.0)
     tracemalloc.start()
     try:
         for number in range(10_000):
-            for step in range(6):
-                ended(latencies, f"f{number}", total_s=10.0 ** (number % 11 - 5), now=120.0 * step)
+            for step in range(11):
+                task = Ended(f"f{number}", "h", "", 10, 10.0 ** (step % 11 - 5), 0.0, 0.5, target)
+                latencies.ended(task, 60.0 * step)
         taken_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert taken_bytes < 10e6
-    assert len(latencies) == 200
-    assert len(latencies.describe(720.0)) == 20
+    assert len(latencies.describe(600.0)) == 20
+    assert len(latencies.report({}, 600.0)) == 10
+
+
+def test_targets_starts_and_weights_are_reported_by_submitter() -> None:
+    latencies = Latencies()
+    latencies.name("h", "resize")
+    target = OrderTarget("class", 0.2, 95.0)
+    for number in range(10):
+        latencies.ended(Ended("f", "h", "ann", 10, 0.5 if number < 3 else 0.1, 0.1, 0.3 * (number == 0), target), 5.0)
+        latencies.ended(Ended("f", "h", "ann", 10**6, 0.1, 0.1, 0.0, target), 5.0)
+    latencies.ended(Ended("f", "h", "bob", 10, 0.5, 0.1), 5.0)
+    for now in range(0, 1000, 5):
+        latencies.weighed({"class": ClassState(100.0 + now)}, float(now))
+    state = ClassState(250.0, "it is slow", "a looser target")
+    first, second = latencies.report({"class": state}, 300.0)
+    assert (first["submitter"], second["submitter"], second["target_ms"]) == ("ann", "bob", None)
+    assert (first["function"], first["target_ms"], first["weight"]) == ("resize", 200.0, 250.0)
+    assert first["infeasible"] == {"reason": "it is slow", "fix": "a looser target"}
+    assert [first["weights"][0], len(first["weights"])] == [[400, 500.0], 60]
+    window = first["windows"]["10m"]
+    assert (window["tasks"], window["violations"], window["cold_starts"]) == (20, 3, 1)
+    assert (window["p50_ms"], window["p99_ms"]) == pytest.approx((100, 500), rel=0.055)
+    assert first["windows"]["1m"]["tasks"] == 0
+    assert sum(count for _, count in first["histogram"]) == 20
+    assert first["histogram"][0][0] >= 100 * 0.95
+
+
+def test_the_fastest_tenth_of_the_runs_is_known_after_some_of_them() -> None:
+    latencies = Latencies()
+    for number in range(19):
+        ended(latencies, total_s=9.0, run_s=0.1 + 0.1 * number)
+    assert latencies.fastest_s("f", 5.0) is None
+    ended(latencies, total_s=9.0, run_s=0.1)
+    assert latencies.fastest_s("f", 5.0) == pytest.approx(0.1, rel=0.055)
 
 
 def test_an_agent_counts_tasks_that_have_run_from_their_arrival() -> None:

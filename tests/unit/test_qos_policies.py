@@ -15,6 +15,7 @@ from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 from tests.support.shared_cpus import Ended, Load, run, shares
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
+ONE = {"f": Target(0.1)}
 CALM: dict[str, Any] = {"pressure": 0.5, "interval_s": 0.25, "others": 1}
 BATCH = Load(0.4, 4, outstanding=6)
 SEEDS = range(3)
@@ -27,10 +28,11 @@ SEEDS = range(3)
 def test_weights_stay_within_their_bounds_whatever_is_reported(
     reports: list[tuple[Any, Any, float, float, int]],
 ) -> None:
-    policy = ProportionalIntegral({"f": Target(0.1, min_weight=50, max_weight=800), "g": Target(5.0)}, batch_share=0.1)
+    policy = ProportionalIntegral(batch_share=0.1)
+    targets = {"f": Target(0.1, min_weight=50, max_weight=800), "g": Target(5.0)}
     for first, second, pressure, interval_s, others in reports:
         latencies = {"f": first, "g": second, "without": 1.0}
-        weights = policy.weights(latencies, pressure=pressure, interval_s=interval_s, others=others)
+        weights = policy.weights(targets, latencies, pressure=pressure, interval_s=interval_s, others=others)
         assert weights.keys() == {"f", "g"}
         assert 50 * 0.999 <= weights["f"] <= 800 * 1.001
         assert DEFAULT_WEIGHT * 0.999 <= weights["g"] <= 2000 * 1.001
@@ -39,49 +41,49 @@ def test_weights_stay_within_their_bounds_whatever_is_reported(
 
 
 def test_least_weights_are_kept_where_functions_without_a_target_would_need_more() -> None:
-    policy = ProportionalIntegral({str(number): Target(0.1) for number in range(40)}, batch_share=0.1)
-    weights = policy.weights(dict.fromkeys(map(str, range(40)), 1.0), **CALM)
+    targets = {str(number): Target(0.1) for number in range(40)}
+    weights = ProportionalIntegral(batch_share=0.1).weights(targets, dict.fromkeys(targets, 1.0), **CALM)
     assert list(weights.values()) == pytest.approx([DEFAULT_WEIGHT] * 40)
 
 
 @given(st.none() | st.sampled_from([math.nan, math.inf, -1.0, 0.0]))
 def test_what_makes_no_sense_changes_nothing(latency_s: float | None) -> None:
-    policy = ProportionalIntegral({"f": Target(0.1)})
-    before = policy.weights({"f": 0.3}, **CALM)
-    assert policy.weights({"f": latency_s}, **CALM) == before
-    assert policy.weights({"f": 9.0}, pressure=math.nan, interval_s=0.25, others=1) == before
-    assert policy.weights({"f": 9.0}, pressure=0.5, interval_s=-1.0, others=1) == before
+    policy = ProportionalIntegral()
+    before = policy.weights(ONE, {"f": 0.3}, **CALM)
+    assert policy.weights(ONE, {"f": latency_s}, **CALM) == before
+    assert policy.weights(ONE, {"f": 9.0}, pressure=math.nan, interval_s=0.25, others=1) == before
+    assert policy.weights(ONE, {"f": 9.0}, pressure=0.5, interval_s=-1.0, others=1) == before
 
 
 @given(st.lists(st.floats(1e-3, 10), min_size=1, max_size=30))
 def test_no_weight_rises_while_cpus_are_not_the_reason(latencies: list[float]) -> None:
-    policy = ProportionalIntegral({"f": Target(0.1)})
-    former = policy.weights({"f": 1.0}, **CALM)["f"]
+    policy = ProportionalIntegral()
+    former = policy.weights(ONE, {"f": 1.0}, **CALM)["f"]
     for each in latencies:
-        weight = policy.weights({"f": each}, pressure=0.0, interval_s=0.25, others=1)["f"]
+        weight = policy.weights(ONE, {"f": each}, pressure=0.0, interval_s=0.25, others=1)["f"]
         assert weight <= former
         former = weight
 
 
 def test_a_weight_leaves_its_bound_at_once() -> None:
-    policy = ProportionalIntegral({"f": Target(0.1, max_weight=800)})
+    policy, targets = ProportionalIntegral(), {"f": Target(0.1, max_weight=800)}
     for _ in range(200):
-        at_bound = policy.weights({"f": 1.0}, **CALM)
+        at_bound = policy.weights(targets, {"f": 1.0}, **CALM)
     assert at_bound["f"] == pytest.approx(800)
-    assert policy.weights({"f": 0.02}, **CALM)["f"] < 500
+    assert policy.weights(targets, {"f": 0.02}, **CALM)["f"] < 500
 
 
 def test_a_latency_that_goes_up_and_down_around_the_target_does_not_raise_the_weight_to_its_bound() -> None:
-    policy = ProportionalIntegral({"f": Target(0.1)})
-    weights = [policy.weights({"f": 0.14 if number % 2 else 0.035}, **CALM)["f"] for number in range(100)]
+    policy = ProportionalIntegral()
+    weights = [policy.weights(ONE, {"f": 0.14 if number % 2 else 0.035}, **CALM)["f"] for number in range(100)]
     assert max(weights[-2:]) < 2.5 * DEFAULT_WEIGHT
 
 
 def test_a_function_that_comes_back_begins_at_the_default_weight() -> None:
-    policy = ProportionalIntegral({"f": Target(0.1)})
-    policy.weights({"f": 1.0}, **CALM)
-    assert policy.weights({}, **CALM) == {}
-    assert policy.weights({"f": 0.07}, **CALM) == pytest.approx({"f": DEFAULT_WEIGHT})
+    policy = ProportionalIntegral()
+    policy.weights(ONE, {"f": 1.0}, **CALM)
+    assert policy.weights({}, {}, **CALM) == {}
+    assert policy.weights(ONE, {"f": 0.07}, **CALM) == pytest.approx({"f": DEFAULT_WEIGHT})
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,11 @@ def test_a_function_that_comes_back_begins_at_the_default_weight() -> None:
         {"latency_s": 1, "min_weight": 0},
         {"latency_s": 1, "min_weight": 300, "max_weight": 200},
         {"latency_s": 1, "max_weight": math.inf},
+        {"latency_s": 1, "expected_s": 0.0},
     ],
 )
 def test_a_target_that_makes_no_sense_is_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"latency_s|percentile|weight"):
+    with pytest.raises(ValueError, match=r"latency_s|percentile|weight|expected_s"):
         Target(**values)
 
 
@@ -106,28 +109,28 @@ def test_a_target_that_makes_no_sense_is_refused(values: dict[str, Any]) -> None
 
 
 def test_each_task_moves_the_shares_of_its_function_by_its_step() -> None:
-    policy = Threshold({"f": 0.1, "g": 1.0}, ratio=2.0, deltas={"f": 20, "g": 5})
-    assert policy.weights({"f": None, "g": None}, **CALM) == {"f": DEFAULT_WEIGHT, "g": DEFAULT_WEIGHT}
+    policy = Threshold(ratio=2.0, delta=20)
+    targets = {"f": Target(0.2, expected_s=0.1), "g": Target(2.0, expected_s=1.0), "unknown": Target(0.1)}
+    assert policy.weights(targets, {}, **CALM) == dict.fromkeys(targets, DEFAULT_WEIGHT)
     for latency_s in (0.21, 0.3, 0.2):  # the last one is not above the threshold
-        policy.on_task_ended("f", latency_s)
-    policy.on_task_ended("g", 0.5)
-    assert policy.shares == {"f": 532, "g": 507}
-    assert policy.weights({"f": None}, **CALM) == {"f": DEFAULT_WEIGHT * 532 / 512}
+        policy.on_task_ended("f", targets["f"], latency_s)
+    policy.on_task_ended("g", targets["g"], 0.5)
+    policy.on_task_ended("unknown", targets["unknown"], 9.0)
+    assert policy.shares == {"f": 532, "g": 492}
+    assert policy.weights({"f": targets["f"]}, {}, **CALM) == {"f": DEFAULT_WEIGHT * 532 / 512}
+    assert policy.shares == {"f": 532}
 
 
 def test_shares_stay_within_those_of_the_kernel() -> None:
-    policy = Threshold({"f": 0.1}, deltas={"f": 1000})
+    policy, target = Threshold(delta=1000), Target(0.2, expected_s=0.1)
     for _ in range(3):
-        policy.on_task_ended("f", 0.1)
+        policy.on_task_ended("f", target, 0.1)
     assert policy.shares == {"f": 2}
     for _ in range(300):
-        policy.on_task_ended("f", 1.0)
+        policy.on_task_ended("f", target, 1.0)
     assert policy.shares == {"f": 262_144}
-    policy.on_task_ended("f", math.nan)
-    policy.on_task_ended("unknown", 1.0)
+    policy.on_task_ended("f", target, math.nan)
     assert policy.shares == {"f": 262_144}
-    with pytest.raises(ValueError, match="expected_s"):
-        Threshold({"f": 0.0}, deltas={})
 
 
 # -- on simulated CPUs -------------------------------------------------------------------------------------------------
@@ -155,9 +158,10 @@ def violations(found: list[Mapping[str, Ended]], limit_s: float) -> float:
 def test_a_target_is_held_beside_batch_work_which_loses_nothing(load: Load, limit_s: float) -> None:
     loads, targets = {"short": load, "batch": BATCH}, {"short": Target(limit_s, 90)}
     none = ended(Static, loads, targets)
-    held = ended(lambda: ProportionalIntegral(targets), loads, targets)
-    oracle = ended(lambda: Static({"short": 1000}), loads, targets)
-    paper = ended(lambda: Threshold({"short": load.run_s + load.wait_s}, deltas={"short": 20}), loads, targets)
+    held = ended(ProportionalIntegral, loads, targets)
+    best = {"short": Target(limit_s, 90, weight=1000, expected_s=load.run_s + load.wait_s)}
+    oracle = ended(Static, loads, best)
+    paper = ended(Threshold, loads, best)
     after = violations(held, limit_s)
     assert after < 0.2 * violations(none, limit_s)
     assert after < violations(oracle, limit_s) + 0.05
@@ -170,7 +174,7 @@ def test_a_target_is_held_beside_batch_work_which_loses_nothing(load: Load, limi
 def test_two_functions_whose_targets_conflict_leave_batch_work_its_share() -> None:
     loads = {"a": Load(0.06, 4, outstanding=8), "b": Load(0.06, 4, outstanding=8), "batch": BATCH}
     targets = {"a": Target(0.01), "b": Target(0.01)}
-    found = run(ProportionalIntegral(targets, batch_share=0.1), loads, targets)
+    found = run(ProportionalIntegral(batch_share=0.1), loads, targets)
     assert len(found["batch"].latencies) * 0.4 >= 0.09 * 2 * 60
     assert len(found["a"].latencies) == pytest.approx(len(found["b"].latencies), rel=0.05)
 

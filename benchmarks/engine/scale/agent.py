@@ -34,6 +34,7 @@ from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.providers.local import LocalBlock
+from farcall_endpoint.qos.settings import QosSettings
 
 SLOTS: Final = 128
 """Workers of a manager."""
@@ -101,6 +102,7 @@ class Agent(EngineLoop):
                 worker_port_range=None,
                 max_idletime_s=120.0,
                 max_block_failures=1,
+                qos=QosSettings(),
             )
         )
         self._simulated = functools.partial(SimulatedProvider, managers=managers, blocks=blocks, task_s=task_s)

@@ -11,10 +11,13 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.file_arguments import has_files
 from farcall_common.limits import MAX_INLINE_BYTES
+from farcall_common.qos import QOS
 from farcall_common.staging import IN, STAGING
 from farcall_common.wire import EndpointReport, FunctionSpec, HeldTask, TaskSpec
 from farcall_endpoint import outcomes
@@ -34,6 +37,7 @@ from farcall_endpoint.agent.environments import (
 from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.held_tasks import HeldTasks
+from farcall_endpoint.agent.latency_targets import LatencyTargets
 from farcall_endpoint.agent.loads import NO_ENVIRONMENTS, Lifetime
 from farcall_endpoint.agent.managers import Managers, TaskQueue
 from farcall_endpoint.agent.node_copies import NodeCopies, contents_of
@@ -46,7 +50,7 @@ from farcall_endpoint.agent.spool_space import SpoolSpace
 from farcall_endpoint.agent.tasks import OpenedCall, ResultFactory, Stage, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Finished
-from farcall_endpoint.qos.latencies import Latencies
+from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import MOST_ROWS, Staging
 
@@ -55,6 +59,8 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_S: Final = 0.1
 """While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
+_LATENCY_DEPTH: Final = 8
+"""Tasks with a target that wait at a manager for each of its workers for them: it knows best which comes first."""
 _MOST_ASIDE: Final = 1000
 """So many tasks that wait for a retry or for files do not count as held, so that the workers get others meanwhile."""
 
@@ -79,6 +85,8 @@ class AgentCore:
     :param default_environment: of tasks that name none; the managers know it, too.
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     :param staging: moves the files of tasks; None: no transfer process is there.
+    :param qos: how latency targets are held.
+    :param baselines: how long functions take on an idle endpoint, by their ids, as they were kept.
     """
 
     def __init__(
@@ -103,6 +111,8 @@ class AgentCore:
         default_environment: Environment | None = None,
         jitter: Callable[[], float] = lambda: 0.0,
         staging: Staging | None = None,
+        qos: QosSettings | None = None,
+        baselines: Mapping[str, float] | None = None,
     ) -> None:
         self._policy = policy
         self.slots_hint = slots_hint
@@ -139,7 +149,7 @@ class AgentCore:
         self._managers = Managers("" if default_environment is None else default_environment.key)
         self._elsewhere = CallsElsewhere(self._managers)
         self._copies = NodeCopies(self._managers)
-        self._latencies = Latencies()
+        self._qos = LatencyTargets(QosSettings() if qos is None else qos, baselines=baselines or {})
         self._owner_id = ""  # empty if not known
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
@@ -241,6 +251,7 @@ class AgentCore:
         problem = self._space.problem or self._nodes_problem or self._managers.problem
         unfinished = self._held.unfinished
         environments, graphs, progress = self.environments(), self._graphs.report(), self._graphs.progress()
+        latencies = self._qos.report()
         return EndpointReport(
             managers=len(self._managers),
             total_workers=self._managers.workers,
@@ -253,6 +264,7 @@ class AgentCore:
                 **({"graphs": graphs} if graphs else {}),
                 **({"progress": progress} if progress else {}),
                 **({STAGING: staging} if (staging := self.staging()) else {}),
+                **({QOS: latencies} if latencies else {}),
             },
         )
 
@@ -271,7 +283,15 @@ class AgentCore:
 
     def functions(self, now: float) -> list[dict[str, Any]]:
         """How long functions took in the last minutes, for the status."""
-        return self._latencies.describe(now)
+        return self._qos.latencies.describe(now)
+
+    def latency_targets(self) -> dict[str, Any]:
+        """How targets are held, for the status; empty while there are none."""
+        return self._qos.describe()
+
+    def baselines(self) -> Mapping[str, float] | None:
+        """How long functions take on an idle endpoint, to be kept; None if that has not changed."""
+        return self._qos.targets.baselines() if self._qos.targets.has_changed else None
 
     def node_copies(self) -> dict[str, Any]:
         """The copies of files on nodes, for the status."""
@@ -354,6 +374,7 @@ class AgentCore:
                     node=event.node,
                     types=event.types if self._image_check is None else in_pods(event.types),
                     image=event.image,
+                    latency_slots=event.latency_slots,
                 )
                 self._copies.joined(event.manager_id)
                 self._on_managers_changed()
@@ -452,6 +473,7 @@ class AgentCore:
         dispatched = []
         for task in (spooled.to_task() for spooled in event.tasks):
             task.environment_key = self._environment_key(task.spec)
+            task.target = self._qos.target_of(task, now)
             if task.graph is not None and task.result is None:
                 self._add_graph(task, task.graph)
             refused = None
@@ -483,7 +505,7 @@ class AgentCore:
     def _on_tasks(self, event: ev.TasksReceived, now: float) -> None:
         self._credit.used(len(event.tasks))
         for function, body in zip(event.functions, event.bodies.bodies, strict=True):
-            self._latencies.name(function.function_hash, function.name)
+            self._qos.latencies.name(function.function_hash, function.name)
             is_new = not self._admission.has_function(function.function_hash)
             if self._check_signature(function, now) or is_new:
                 self._admission.add_functions((function.function_hash,))
@@ -503,6 +525,9 @@ class AgentCore:
         task = Task(next(self._held.seqs), spec, spec.attempt, stage, now, now, payload=payload, answer_key=answer_key)
         if spec.options.environment is not None:
             task.environment_key = self._environment_key(spec)
+        task.input_bytes = 0 if payload is None else len(payload)
+        if spec.options.qos is not None:
+            task.target = self._qos.target_of(task, now)
         refused = _refused(opened) or self._admission.refusal(spec, None, now=now)
         if refused is None and payload is not None and (spec.options.callees or has_files(payload)):
             refused = self._read(task, payload)
@@ -514,6 +539,7 @@ class AgentCore:
         refused = _refused(event.opened)
         if refused is None:
             [task.payload] = event.payload.bodies
+            task.input_bytes = len(task.payload or b"")
             task.answer_key = event.opened.answer_key if event.opened else b""
             refused = self._read(task, task.payload or b"")
         self._held.fetched(task, refused, now)
@@ -556,6 +582,7 @@ class AgentCore:
         return refused
 
     def _add_graph(self, task: Task, graph: GraphNeeds) -> None:
+        task.target = None  # of its calls none has one
         keys = ["" if each is None else self._environments.add(each) for each in reversed(graph.environments)]
         task.environment_key = keys[-1]
         self._graphs.add(task)
@@ -597,19 +624,14 @@ class AgentCore:
                 held.retry(task, finished, now)
             else:
                 result = self._results.finished(task, finished, bodies)
-                if finished.started_at is not None and finished.ended_at is not None:
-                    run_s = finished.ended_at - finished.started_at
-                    self._latencies.ended(
-                        task.spec.function_id,
-                        task.spec.function_hash,
-                        total_s=now - task.received_at,
-                        run_s=run_s,
-                        now=now,
-                    )
+                self._qos.ended(task, finished, now)
                 if task.files is None:
                     held.finish(task, result)
                 else:
                     held.ran(task, result, now)
+        if progress.cpu_shares is not None:
+            self._managers.note_pressure(manager_id, progress.cpu_shares.pressure)
+            self._qos.weighed(manager_id, progress.cpu_shares)
         self._observe(progress.finished)
         for key, durations_s in durations.items():
             self._environments.finished(key, durations_s, now=now)
@@ -623,13 +645,14 @@ class AgentCore:
     def _on_manager_lost(self, event: ev.ManagerLost, now: float) -> None:
         manager = self._managers.remove(event.manager_id)
         self._copies.lost(event.manager_id)
+        self._qos.lost(event.manager_id)
         self._on_managers_changed()
         if manager is not None:
-            suspects = 0 if event.expected or event.unstarted else manager.slots
+            tasks = manager.in_order()
+            suspects = 0 if event.expected or event.unstarted else manager.most_running()
             self._elsewhere.lost(manager, reason=event.reason, suspects=suspects, unstarted=event.unstarted)
-            for task in manager.outstanding.values():
+            for task in tasks:
                 self._queue.done(task)
-            tasks = list(manager.outstanding.values())
             self._held.reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
 
     def _on_managers_changed(self) -> None:
@@ -656,14 +679,18 @@ class AgentCore:
             self._refuse_apart()
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
+        placed = queue.place_latency(managers.loads, depth=max(_LATENCY_DEPTH, self._prefetch.depth), now=now)
+        if queue.waiting or managers.has_environments:
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
-        placed = queue.place(
+        placed += queue.place(
             self._policy, managers.loads, depth=self._prefetch.depth, now=now, environments=environments
         )
         if queue.waiting:
             self._look_again_at = now + _LOOK_AGAIN_S
         for task, manager_id in placed:
             managers.assign(manager_id, task)
+            if task.target is not None:
+                task.target = msgspec.structs.replace(task.target, waited_s=max(0.0, now - task.received_at))
         self._held.dispatch(placed, now)
 
     def _pass_on(self) -> None:

@@ -146,7 +146,7 @@ class NodesChanged(Event, frozen=True):
 class ManagerRegistered(Event, frozen=True):
     """``ends_at``: epoch second at which the manager's time is over; None if it has no limit. ``node``: its host name.
     ``types``: the technologies that it was asked for, each with why it does not work there. ``image``: the key of the
-    only environment that it runs."""
+    only environment that it runs. ``latency_slots``: its workers for tasks with a target, beyond the slots."""
 
     manager_id: str
     slots: int
@@ -154,6 +154,7 @@ class ManagerRegistered(Event, frozen=True):
     node: str = ""
     types: Mapping[str, str] = {}
     image: str = ""
+    latency_slots: int = 0
 
 
 class ManagersDraining(Event, frozen=True):

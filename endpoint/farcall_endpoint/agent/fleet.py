@@ -493,6 +493,7 @@ class Fleet:
                     task.retries_used,
                     self._is_restricted or spec.data_only,  # the service has a list of functions, too
                     "" if task.files is None else self._files_dir(spec.task_id, self.owner_or(spec.submitter)),
+                    task.target,
                 )
             )
             if task.node_files and manager.registered.files_address:

@@ -195,6 +195,7 @@ def run_agent(
             on_status=directory.write_status,
             on_events=directory.write_events,
             read_prewarms=directory.read_prewarms,
+            write_baselines=directory.write_baselines,
             seed=seed,
             valkey=ValkeyServers(
                 config.data.valkey_settings,
@@ -355,6 +356,8 @@ def _core(
             for_nodes=config.files.node_cache_bytes > 0,
             jitter=random.Random(seed).random,  # noqa: S311 - nothing secret
         ),
+        qos=config.qos.settings,
+        baselines=directory.read_baselines(),
     )
 
 
@@ -433,6 +436,7 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
         options += [] if gigabytes is None else [name, str(int(gigabytes * BYTES_PER_GB))]
     settings = config.engine.environment_settings(directory.path)
     options += ["--environments", msgspec.json.encode(settings).decode()]
+    options += ["--qos", msgspec.json.encode(config.qos.settings).decode()]
     if config.files.node_cache_bytes:
         options += ["--node-cache", str(config.files.node_cache_bytes)]
         if config.files.node_dir is not None:

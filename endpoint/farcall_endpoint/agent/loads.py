@@ -78,7 +78,9 @@ class ManagerLoad:
     runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; that of tasks that
     name none, whose key is empty, may be missing. ``problem``: why those cannot run here now, empty if they can.
     ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``. ``contents``: of files,
-    which its node has, or gets for tasks that are here; each with the number of reasons.
+    which its node has, or gets for tasks that are here; each with the number of reasons. ``latency_slots``: workers for
+    tasks with a target, beyond ``slots``, and ``latency_free``: those without a task; below 0 by as many as wait there.
+    ``pressure``: the part of the time in which some process of the node waits for a CPU.
     """
 
     manager_id: str
@@ -91,6 +93,9 @@ class ManagerLoad:
     problem: str = ""
     ahead: int = 0
     contents: dict[FileContent, int] = dataclasses.field(default_factory=dict)
+    latency_slots: int = 0
+    latency_free: int = 0
+    pressure: float = 0.0
 
     def room(self, depth: int) -> int:
         """What it takes, if so many tasks may wait behind each running one."""
@@ -244,6 +249,26 @@ def place_each(
             candidates.remove(manager)
             run = 0
     return placed
+
+
+def place_latency(task: Task, managers: Iterable[ManagerLoad], depth: int, now: float) -> ManagerLoad | None:
+    """The manager for a task with a target: the one with most free workers for such tasks, then the one whose CPUs are
+    less busy; None if there is none now.
+
+    :param depth: tasks that may wait there for each of these workers.
+    """
+    behind = depth if task.is_idempotent else 0
+    candidates = [
+        manager
+        for manager in managers
+        if manager.latency_free + manager.latency_slots * behind > 0 and manager.takes(task, now=now)
+    ]
+    best = max(candidates, key=lambda each: (each.latency_free, -each.pressure), default=None)
+    if best is not None:
+        best.latency_free -= 1
+        if task.contents:
+            best.add_contents(task.contents)
+    return best
 
 
 def _nearest(candidates: Sequence[ManagerLoad], *, task: Task, choose: _Choice) -> ManagerLoad:

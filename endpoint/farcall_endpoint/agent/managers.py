@@ -9,12 +9,21 @@ from typing import Final
 from farcall_common.environments import Environment
 from farcall_common.fairness import FairQueue
 from farcall_endpoint.agent.graphs import GraphNeeds
-from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
+from farcall_endpoint.agent.loads import (
+    EnvironmentDemand,
+    EnvironmentLoad,
+    Lifetime,
+    ManagerLoad,
+    Placed,
+    place_latency,
+)
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.protocol import EnvironmentStatus
 
 _NO_NODE: Final[Mapping[str, str]] = {}
+_MOST_PASSED_OVER: Final = 1000
+"""Tasks with a target that no manager takes now; those behind them are not looked at in this turn."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -32,6 +41,15 @@ class ManagerEntry:
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
     guests: int = 0
+
+    def in_order(self) -> list[Task]:
+        """Its tasks in the order in which they may have started: those with a target before the others."""
+        return sorted(self.outstanding.values(), key=lambda task: not task.is_latency)
+
+    def most_running(self) -> int:
+        """How many of its tasks can run."""
+        with_target = sum(task.is_latency for task in self.outstanding.values())
+        return self.slots + min(with_target, self.load.latency_slots)
 
 
 class Managers:
@@ -91,9 +109,12 @@ class Managers:
         node: str = "",
         types: Mapping[str, str] = _NO_NODE,
         image: str = "",
+        latency_slots: int = 0,
     ) -> None:
-        """A manager has registered; its workers are not ready yet. ``types``, ``image``: see :class:`ManagerLoad`."""
+        """A manager has registered; its workers are not ready yet. ``types``, ``image``, ``latency_slots``: see
+        :class:`ManagerLoad`."""
         load = ManagerLoad(manager_id, 0, 0, lifetime, types, image)
+        load.latency_slots = load.latency_free = latency_slots
         self._members[manager_id] = ManagerEntry(slots, load, node=node)
         self.slots += slots
         self.has_environments = self.has_environments or bool(image)
@@ -124,6 +145,11 @@ class Managers:
             self._problems[manager_id] = problem
         else:
             self._problems.pop(manager_id, None)
+
+    def note_pressure(self, manager_id: str, pressure: float) -> None:
+        """How busy the CPUs of a node are."""
+        if (member := self._members.get(manager_id)) is not None:
+            member.load.pressure = pressure
 
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""
@@ -178,6 +204,8 @@ class Managers:
         member = self._members[manager_id]
         member.outstanding[task.spec.task_id] = task
         self.outstanding += 1
+        if task.is_latency:
+            return
         if task.graph is not None and (ahead := member.load.ahead_of(task)):
             member.ahead[task.spec.task_id] = ahead
         if task.environment_key:
@@ -203,12 +231,15 @@ class Managers:
         member = self._members.get(manager_id)
         task = member.outstanding.pop(task_id, None) if member is not None else None
         if member is not None and task is not None:
-            member.load.free += 1
-            if member.ahead:
-                member.load.ahead -= member.ahead.pop(task_id, 0)
             if task.contents:
                 member.load.remove_contents(task.contents)
             self.outstanding -= 1
+            if task.is_latency:
+                member.load.latency_free += 1
+                return task
+            member.load.free += 1
+            if member.ahead:
+                member.load.ahead -= member.ahead.pop(task_id, 0)
             if task.environment_key:
                 key = task.environment_key
                 load = member.load.environments[key]
@@ -221,22 +252,25 @@ class Managers:
 
 class TaskQueue:
     """A queue, fair between submitters and oldest first for each of them. Tasks that finished while they waited are
-    skipped, and removed at the front.
+    skipped, and removed at the front. Those with a target wait in a queue of their own, which comes first.
 
     :param weights: by submitter, as :class:`FairQueue` takes them.
     """
 
     def __init__(self, weights: Mapping[str, int] | None = None) -> None:
         self._tasks: FairQueue[Task] = FairQueue(weights)
+        self._latency: FairQueue[Task] = FairQueue(weights)
         #: Those that wait for another environment than the endpoint's default, by its key.
         self.waiting: dict[str, set[Task]] = {}
 
     def __len__(self) -> int:
         """How many wait, and perhaps some that finished meanwhile."""
-        return len(self._tasks)
+        return len(self._tasks) + len(self._latency)
 
     def __bool__(self) -> bool:
         """Whether any task waits."""
+        if len(self._latency):
+            return True
         for task in self._following([]):
             self._tasks.undo(*task)
             return True
@@ -244,14 +278,14 @@ class TaskQueue:
 
     def add(self, task: Task) -> None:
         """Put a task behind the others of its submitter."""
-        self._tasks.add(task.spec.submitter, task)
+        (self._tasks if task.target is None else self._latency).add(task.spec.submitter, task)
         if task.environment_key:
             self.waiting.setdefault(task.environment_key, set()).add(task)
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Put tasks before the others, in their order."""
         for task in reversed(tasks):
-            self._tasks.put_back(task.spec.submitter, task)
+            (self._tasks if task.target is None else self._latency).put_back(task.spec.submitter, task)
             if task.environment_key:
                 self.waiting.setdefault(task.environment_key, set()).add(task)
 
@@ -270,7 +304,39 @@ class TaskQueue:
 
     def done(self, task: Task) -> None:
         """A manager does not have a task any more that it got from here."""
-        self._tasks.done(task.spec.submitter)
+        (self._latency if task.is_latency else self._tasks).done(task.spec.submitter)
+        task.is_latency = False
+
+    def place_latency(self, managers: Sequence[ManagerLoad], *, depth: int, now: float) -> Placed:
+        """Take out tasks with a target, each with its manager. Where no manager has workers for such tasks, they go
+        before the others of their submitters.
+
+        :param depth: tasks that may wait at a manager for each of its workers for them.
+        """
+        placed: Placed = []
+        waiting = self._latency
+        if not any(manager.latency_slots for manager in managers):
+            for task in reversed(waiting.clear()):
+                if task.stage is Stage.QUEUED:
+                    self._tasks.put_back(task.spec.submitter, task)
+            return placed
+        left: list[tuple[str, Task, int]] = []
+        while len(left) < _MOST_PASSED_OVER and (found := waiting.take()) is not None:
+            submitter, task, _ = found
+            if task.stage is not Stage.QUEUED:
+                waiting.done(submitter)
+            elif (manager := place_latency(task, managers, depth, now)) is None:
+                left.append(found)
+                if not any(each.latency_free + each.latency_slots * depth > 0 for each in managers):
+                    break
+            else:
+                task.is_latency = True
+                if task.environment_key:
+                    self.left(task)
+                placed.append((task, manager.manager_id))
+        for found in reversed(left):
+            waiting.undo(*found)
+        return placed
 
     def place(
         self,
@@ -318,7 +384,7 @@ class TaskQueue:
     def clear(self) -> list[Task]:
         """Take out all that wait."""
         self.waiting.clear()
-        return [task for task in self._tasks.clear() if task.stage is Stage.QUEUED]
+        return [task for task in (*self._latency.clear(), *self._tasks.clear()) if task.stage is Stage.QUEUED]
 
     def _following(self, seen: list[tuple[str, Task, int]]) -> Iterator[tuple[str, Task, int]]:
         """Take tasks one after the other, and note them down."""

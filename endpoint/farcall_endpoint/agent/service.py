@@ -127,6 +127,7 @@ class Agent:
     :param on_events: called every ten seconds at most, and at the end, with the name and the JSON of a log that has
         grown.
     :param read_prewarms: returns what the owner wants warm.
+    :param write_baselines: keeps how long functions take while the endpoint is idle.
     :param seed: of the cores' random numbers, for the logs.
     :param valkey: the servers of submitters, which this object closes.
     :param file_transfers: moves the files of tasks.
@@ -165,6 +166,7 @@ class Agent:
         readable_files: ReadableFiles | None = None,
         has_leftovers: Callable[[], bool] = lambda: False,
         read_prewarms: Callable[[], Sequence[PrewarmRequest]] = tuple,
+        write_baselines: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         self._endpoint_id = endpoint_id
         self._heartbeat_s = heartbeat_s
@@ -203,6 +205,7 @@ class Agent:
         self._waking = WakeNotices()
         self._on_status = on_status
         self._read_prewarms = read_prewarms
+        self._write_baselines = write_baselines
         self._file_transfers = file_transfers
         self._file_pulls = FilePulls(
             find=core.task,
@@ -328,6 +331,8 @@ class Agent:
                 self._sweep_at = None
                 self._background.submit(self._sweep)
             try:
+                if (baselines := self._core.baselines()) is not None:
+                    self._write_baselines(baselines)
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)
@@ -404,6 +409,7 @@ class Agent:
             **self._about_environments(),
             **self._about_data(),
             **({"functions": functions} if (functions := self._core.functions(self._clock.epoch())) else {}),
+            **({"qos": qos} if (qos := self._core.latency_targets()) else {}),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
             **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             **({"transfers": transfers} if (transfers := list(map(_about_transfer, self._core.staging()))) else {}),
@@ -634,6 +640,7 @@ class Agent:
                             registered.hostname,
                             registered.environments,
                             registered.image,
+                            registered.latency_workers,
                         )
                     )
                 case protocol.Progress() as progress:

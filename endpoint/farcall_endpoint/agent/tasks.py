@@ -18,7 +18,7 @@ from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import FileContent, Finished, NodeFile
+from farcall_endpoint.protocol import FileContent, Finished, NodeFile, OrderTarget
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import FileList
 
@@ -110,6 +110,9 @@ class Task:
     ``files``: of a task with a list of files. They are on the endpoint if ``is_staged``; ``file_rows`` is what the
     details of the result have of them. ``kept`` is its result while the files that it has written are stored.
     ``node_files``: those that it reads from copies of its node; ``contents``: the largest of these, for its placement.
+    ``input_bytes``: the size of its payload, as it came.
+    ``target``: the latency that it is to hold; None for batch work. ``is_latency``: it was placed on a worker for tasks
+    with a target.
     """
 
     seq: int
@@ -142,6 +145,9 @@ class Task:
     kept: TaskResult | None = None
     node_files: Sequence[NodeFile] = ()
     contents: Sequence[FileContent] = ()
+    input_bytes: int = 0
+    target: OrderTarget | None = None
+    is_latency: bool = False
 
     @property
     def task_id(self) -> str:

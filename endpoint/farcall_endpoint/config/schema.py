@@ -19,6 +19,7 @@ from farcall_endpoint.config.data import DataConfig
 from farcall_endpoint.config.environments import ContainerType, EnvironmentsConfig
 from farcall_endpoint.config.files import FilesConfig
 from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig, ProviderConfig
+from farcall_endpoint.config.qos import QosConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.slots import Sharing
@@ -399,6 +400,7 @@ class Config(Section, frozen=True, kw_only=True):
     data: Annotated[
         DataConfig, msgspec.Meta(description="Shared directories of tasks, and Valkey servers for them.")
     ] = DataConfig()
+    qos: Annotated[QosConfig, msgspec.Meta(description="Latency targets of functions.")] = QosConfig()
     allowed_functions: Annotated[
         tuple[Annotated[str, msgspec.Meta(min_length=1)], ...] | None,
         msgspec.Meta(

@@ -30,6 +30,7 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.graphs import pack_for_engine, pack_payload
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
 from farcall_endpoint.manager.slots import Affinity, Sharing
+from farcall_endpoint.qos.settings import QosSettings
 
 if TYPE_CHECKING:
     from farcall_common.objects import Reference
@@ -150,6 +151,7 @@ class Engine(_Submitter):
     :param mem_per_worker_bytes: the same for memory; and no task may use more.
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
+    :param qos_settings: how latency targets (the option ``qos``) are held.
     :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
         ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``, ``qos``.
     :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
@@ -174,6 +176,7 @@ class Engine(_Submitter):
         mem_per_worker_bytes: int | None = None,
         accelerators: Sequence[str] | int = (),
         cpu_affinity: Affinity = "none",
+        qos_settings: QosSettings | None = None,
         **options: Unpack[EngineOptionsDict],
     ) -> None:
         super().__init__(
@@ -202,6 +205,7 @@ class Engine(_Submitter):
                 worker_port_range=worker_port_range,
                 max_idletime_s=max_idletime_s,
                 max_block_failures=max_block_failures,
+                qos=QosSettings() if qos_settings is None else qos_settings,
             )
         )
         self._cancel = self._loop.cancel  # one for all futures: garbage collection looks at every object of every task

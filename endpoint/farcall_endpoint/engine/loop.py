@@ -52,6 +52,7 @@ from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.manager.slots import Sharing
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.providers import Provider
+from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.places import files_directory
@@ -83,6 +84,7 @@ class EngineOptions:
     worker_port_range: tuple[int, int] | None
     max_idletime_s: float
     max_block_failures: int
+    qos: QosSettings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +150,7 @@ class EngineLoop:
             block_s=options.provider.walltime_s,
             jitter=random.random,
             staging=Staging(jitter=random.random),
+            qos=options.qos,
         )
         self._thread = threading.Thread(target=self._run, name="farcall-engine", daemon=True)
 
@@ -244,7 +247,7 @@ class EngineLoop:
         command_options += ["--working-dir", str(options.working_dir), "--quiet", "--native"]
         command_options += ["--isolation", "none"]  # all tasks are this user's
         command_options += [] if options.batching else ["--no-batching"]
-        command_options += memory.options
+        command_options += ["--qos", msgspec.json.encode(options.qos).decode(), *memory.options]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         context = belongings.enter_context(zmq.Context())
         directory = options.scripts_root / new_id()

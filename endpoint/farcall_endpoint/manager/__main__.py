@@ -32,16 +32,17 @@ from farcall_endpoint.isolation import Isolation, best_of
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
 from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.cpu_shares import CpuShares
 from farcall_endpoint.manager.file_copies import FileCopies, address_towards
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
 from farcall_endpoint.manager.service import Manager
-from farcall_endpoint.manager.slot_groups import SlotGroups
-from farcall_endpoint.manager.slots import Sharing, extra_workers, partition
+from farcall_endpoint.manager.slots import Sharing, extra_workers, latency_workers, partition
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.worker_process import MEMORY_KEY, Confinement, MemoryDirectories, Workplace
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.worker.directories import remove_old_sandboxes
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -115,6 +116,7 @@ def main() -> None:
         "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
     )
     parser.add_argument("--environments", help="EnvironmentSettings in JSON")
+    parser.add_argument("--qos", help="QosSettings in JSON")
     parser.add_argument("--graph-memory", type=int, help="bytes for values between calls of graphs, in memory")
     parser.add_argument("--graph-disk", type=int, help="bytes for such values on disk")
     parser.add_argument("--memory-root", type=Path, help="where the directories of submitters in memory are")
@@ -162,6 +164,7 @@ def main() -> None:
         environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
     if environments.memory_bytes is None:
         environments = msgspec.structs.replace(environments, memory_bytes=node.memory_bytes // 2)
+    qos = QosSettings() if options.qos is None else msgspec.json.decode(options.qos, type=QosSettings)
     files = _file_copies(options, agent_host)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
@@ -186,6 +189,8 @@ def main() -> None:
             types=technologies(environments),
             agent_host=agent_host,
             node_cache_bytes=options.node_cache,
+            qos=qos,
+            latency_workers=latency_workers(slots, qos.latency_workers),
             jitter=random.random,
         ),
         launcher=FreshProcessLauncher(
@@ -215,7 +220,7 @@ def main() -> None:
         agent_pid=options.agent_pid,
         agent_silence_limit_s=options.heartbeat_threshold,
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
-        groups=SlotGroups(len(slots), Cgroups(writable_hierarchies())),
+        shares=CpuShares(Cgroups(writable_hierarchies()), actuator=qos.actuator),
         files=files,
         registered=protocol.Registered(
             manager_id,
@@ -230,6 +235,7 @@ def main() -> None:
             refusal=isolation.refusal,
             environments=technologies(environments),
             files_address="" if files is None else files.address,
+            latency_workers=latency_workers(slots, qos.latency_workers),
         ),
     ).run()
 

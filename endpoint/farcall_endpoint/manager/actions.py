@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -28,13 +28,28 @@ class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
 
 
 class Launch(_Action, frozen=True):
-    """Start a worker on a free slot, for tasks of one submitter in one environment (None: the endpoint's own Python).
-    Answered by a Ready packet or by WorkerDied."""
+    """Start a worker on a free slot, for tasks of one submitter in one environment (None: the endpoint's own Python),
+    and of one latency class (empty: batch work). Answered by a Ready packet or by WorkerDied."""
 
     worker_id: int
     slot: int
     submitter: str = ""
     environment: Environment | None = None
+    target: str = ""
+
+
+class Adopt(_Action, frozen=True):
+    """A worker of batch work runs tasks of a latency class from now on."""
+
+    worker_id: int
+    target: str
+
+
+class ShareCpus(_Action, frozen=True):
+    """Give latency classes, and batch work, these weights. ``running``: how many tasks of each run now."""
+
+    weights: Mapping[str, float]
+    running: Mapping[str, int]
 
 
 class Prepare(_Action, frozen=True):
@@ -171,6 +186,8 @@ class Leave(_Action, frozen=True):
 FileAction = Copy | Link | Unlink | RemoveCopies
 Action = (
     Launch
+    | Adopt
+    | ShareCpus
     | Prepare
     | Release
     | Send

@@ -8,19 +8,21 @@ has none, it stays warm without a place (:mod:`farcall_endpoint.manager.warm_poo
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Final
 
 from farcall_common.backoff import Backoff
 from farcall_endpoint.manager import orders
-from farcall_endpoint.manager.actions import Action, Launch
+from farcall_endpoint.manager.actions import Action, Adopt, Launch
 from farcall_endpoint.manager.ahead import AheadCalls
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import Instant, Job, WorkerDied
 from farcall_endpoint.manager.extra_workers import Extras
 from farcall_endpoint.manager.graphs import Graphs
 from farcall_endpoint.manager.interruption import Interruptions
+from farcall_endpoint.manager.latency_tasks import LatencyTasks
 from farcall_endpoint.manager.placement import Placement
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
@@ -66,6 +68,7 @@ class Assignment:
         ahead: AheadCalls,
         reports: Reports,
         actions: list[Action],
+        latency: LatencyTasks,
         slots: int,
         default_key: str,
         prefetch: PrefetchPolicy,
@@ -84,6 +87,8 @@ class Assignment:
         self._ahead = ahead
         self._reports = reports
         self._actions = actions
+        self._latency = latency
+        self._slots = slots
         self._prefetch = prefetch
         self._most_packet_tasks = most_packet_tasks
         self._tasks_per_worker = tasks_per_worker
@@ -104,6 +109,7 @@ class Assignment:
         self._extras = Extras(workers=workers, queue=queue)
         self.free_slots = collections.deque((slot, OWN) for slot in range(slots))
         self._next_worker_id = 0
+        self._latency_numbers = itertools.count()
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
         self._launch_at = 0.0  # for the endpoint's own Python
         self.problem = ""
@@ -122,6 +128,8 @@ class Assignment:
             due_at = min(due_at, self._warm.due_at)
         if self._extras.count:
             due_at = min(due_at, self._extras.due_at)
+        if self._latency.controller.classes:
+            due_at = min(due_at, self._latency.due_at)
         return due_at
 
     @property
@@ -163,6 +171,7 @@ class Assignment:
         """A worker has started."""
         worker.is_ready = True
         worker.turn_began = now
+        worker.start_s = now - worker.since
         if (state := self._environments.get(worker.pair.key)) is not None:
             state.worker_started(now - worker.since)
         worker.since = now
@@ -177,7 +186,7 @@ class Assignment:
         self._reports.changed = True
         if worker.extra:
             self._extras.count -= 1
-        elif not self._warm.forget(worker):
+        elif not self._warm.forget(worker) and worker.has_slot:
             self.free_slots.append((worker.slot, worker.place))
         return worker
 
@@ -215,7 +224,7 @@ class Assignment:
         self._next_worker_id += 1
         self._workers[worker.worker_id] = worker
         self._extras.count += bool(extra)
-        self._actions.append(Launch(worker.worker_id, slot, pair.submitter, environment))
+        self._actions.append(Launch(worker.worker_id, slot, pair.submitter, environment, pair.target))
 
     def _add_extra_workers(self, now: float) -> None:
         """Start workers for calls of tasks that wait."""
@@ -235,6 +244,8 @@ class Assignment:
         :param has_drivers: whether there are tasks with calls, for which extra workers may be needed.
         :param only_needed: whether no worker is started while no task waits.
         """
+        if self._latency.controller.classes:
+            self._assign_latency(now)
         self._assign(now)
         if has_drivers:
             self._add_extra_workers(now)
@@ -277,10 +288,39 @@ class Assignment:
         if self._preparations.has_prewarmed and not self.free_slots:
             self._yield_to_prewarmed(now)
 
-    def _share(self, pair: Pair, workers: Sequence[Worker], now: float) -> None:
-        """Share the tasks of a pair among its workers."""
+    def _assign_latency(self, now: float) -> None:
+        """Give tasks with a target to workers of their classes, and let each class have those that it needs."""
+        latency = self._latency
+        if latency and not self._reports.is_window_full:
+            self._share_latency(now)
+            while (pair := latency.wanted(lambda each: self._can_start(each, now))) is not None:
+                if (worker := latency.adoptable(pair)) is None:
+                    self._start_worker(pair, next(self._latency_numbers) % self._slots, now)
+                    continue
+                self.free_slots.append((worker.slot, OWN))
+                worker.pair = pair
+                self._reports.changed = True
+                self._actions.append(Adopt(worker.worker_id, pair.target))
+                self._share_latency(now)
+            if (worker := latency.unused()) is not None:
+                self._interruptions.kill(worker)
+        for worker in latency.surplus(now):
+            self._interruptions.kill(worker)
+
+    def _share_latency(self, now: float) -> None:
+        for pair in self._latency.pairs():
+            workers = [each for each in self._workers.values() if each.pair == pair and each.accepts_tasks]
+            workers.sort(key=lambda each: len(each.jobs))
+            depth = self._latency.depth(pair, self._prefetch.limit)
+            self._share(pair, [each for each in workers if len(each.jobs) <= depth], now, depth=depth)
+
+    def _share(self, pair: Pair, workers: Sequence[Worker], now: float, *, depth: int | None = None) -> None:
+        """Share the tasks of a pair among its workers.
+
+        :param depth: how many may wait behind each running one; None: as the length of tasks has it.
+        """
         queue = self._queue
-        depth = self._prefetch.depth
+        depth = self._prefetch.depth if depth is None else depth
         waiting = queue.waiting(pair)
         for index, worker in enumerate(workers):
             if not waiting:
@@ -343,6 +383,8 @@ class Assignment:
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:
         """Send tasks to a worker, in as few packets as possible."""
         if not worker.jobs:
+            if worker.start_s and now != worker.turn_began:
+                worker.start_s = 0.0
             worker.since, worker.head_reported, worker.overdue = now, False, False
             if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:
                 worker.turn_began = now

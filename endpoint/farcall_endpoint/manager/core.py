@@ -35,6 +35,7 @@ from farcall_endpoint.manager.events import (
     AgentLost,
     CallNewsReceived,
     CopyEnded,
+    CpusMeasured,
     EnvironmentFailed,
     EnvironmentGone,
     EnvironmentProgress,
@@ -53,6 +54,7 @@ from farcall_endpoint.manager.events import (
 )
 from farcall_endpoint.manager.graphs import Graphs
 from farcall_endpoint.manager.interruption import Interruptions, Kept
+from farcall_endpoint.manager.latency_tasks import LatencyTasks
 from farcall_endpoint.manager.limits import is_limited
 from farcall_endpoint.manager.nested_calls import NestedCalls
 from farcall_endpoint.manager.node_files import NodeFiles
@@ -77,6 +79,8 @@ from farcall_endpoint.protocol import (
     ValkeyAnswered,
     WantedOutput,
 )
+from farcall_endpoint.qos.controller import Controller
+from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import (
     Begun,
@@ -115,6 +119,9 @@ class ManagerCore:
     :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
     :param agent_host: the agent's machine, as tasks of this node reach it.
     :param node_cache_bytes: of copies of files on this node; 0: there are none.
+    :param qos: how latency targets are held.
+    :param latency_workers: most workers for tasks with a target, beyond the slots; 0: these are batch work that comes
+        first.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -135,14 +142,22 @@ class ManagerCore:
         types: Mapping[str, str] | None = None,
         agent_host: str = "127.0.0.1",
         node_cache_bytes: int = 0,
+        qos: QosSettings | None = None,
+        latency_workers: int = 0,
         jitter: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._prefetch = prefetch
         self._refusal = refusal
         self._default = default_environment
         default_key = "" if default_environment is None else default_environment.key
-        self._queue = TaskQueue(shared=shared_workers, default_key=default_key)
         self._workers: dict[int, Worker] = {}
+        self._latency = LatencyTasks(
+            Controller(QosSettings() if qos is None else qos),
+            workers=self._workers,
+            most_workers=latency_workers,
+            shared=shared_workers,
+        )
+        self._queue = TaskQueue(shared=shared_workers, latency=self._latency, default_key=default_key)
         self._environments = EnvironmentStates()
         self._stop_at: float | None = None
         #: Until then graphs and tasks with calls continue, and nothing else is started; then it stops.
@@ -201,6 +216,7 @@ class ManagerCore:
             ahead=self._ahead,
             reports=self._reports,
             actions=self._actions,
+            latency=self._latency,
             slots=slots,
             default_key=default_key,
             prefetch=prefetch,
@@ -222,6 +238,10 @@ class ManagerCore:
         if self._graphs.running:
             self._advance_graphs(now)
         self._handle_deadlines(now)
+        if self._reports.ended_with_target:
+            self._latency.ended(self._reports.ended_with_target, now.mono)
+        if self._latency.controller.due_at <= now.mono:
+            self._actions += self._latency.control(now.mono)
         self._report(now)
         # Behind the report: the agent has the output of tasks that have ended before it hears that they do not run.
         if self._reads:
@@ -247,6 +267,7 @@ class ManagerCore:
             deadline = min(deadline, self._assignment.due_at(only_needed=only_needed), self._away.due_at)
             if self._placement.review_at is not None:
                 deadline = min(deadline, self._placement.review_at)
+            deadline = min(deadline, self._latency.controller.due_at)
             if self._environments:
                 deadline = min(deadline, self._preparations.due_at)
             if self._nested.drivers:
@@ -335,6 +356,8 @@ class ManagerCore:
                 self._accept_with_files(instant)
             case ReadOutput():
                 self._reads.append(event)
+            case CpusMeasured():
+                self._latency.cpus = event
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
                 exceeding = self._workers.get(worker_id)
                 if exceeding is not None and exceeding.runs(task_id):
@@ -363,6 +386,7 @@ class ManagerCore:
             elif job.refusal is not None:
                 self._fail(job, job.refusal)
             elif job.files:
+                self._latency.arrived(job, now.mono)
                 self._files.add(job)
             elif job.callees is not None and job.callees.graph is not None and job.call is None:
                 for call in self._graphs.add(job, job.callees, now):
@@ -371,6 +395,8 @@ class ManagerCore:
                     else:
                         accepted.append(call)
             else:
+                if job.order.target is not None:
+                    self._latency.arrived(job, now.mono)
                 accepted.append(job)
         self._accept(accepted, now, first=first)
         if self._files.ready:
@@ -464,6 +490,7 @@ class ManagerCore:
             details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
             output = self._nested.output(job, output)
             self._interruptions.cancel_calls(worker, job)
+        start_s, worker.start_s = worker.start_s, 0.0
         self._prefetch.observe(ended_at - started_at)
         finish: Callable[..., None] = self._reports.finish
         if call is not None and self._ahead:
@@ -480,6 +507,7 @@ class ManagerCore:
             output=output,
             parts=parts,
             pid=worker.pid,
+            start_s=start_s,
         )
         is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
         if is_over and not worker.recalling:
@@ -641,6 +669,8 @@ class ManagerCore:
             self._away.review(now.mono, mean_s=self._prefetch.mean_s)
         if self.guests:
             self._actions.append(self.guests.news())
+        if self._latency.report_at <= now.mono and (status := self._latency.status(now.mono)) is not None:
+            self._reports.cpu_shares(status)
         if not self._reports.is_due(now.mono, everything=everything):
             return
         ready = [worker for worker in self._workers.values() if worker.is_ready and worker.has_slot]

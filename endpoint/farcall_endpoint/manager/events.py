@@ -180,6 +180,15 @@ class WorkerDied(_Event, frozen=True):
     output: tuple[Printed, bytes] | None = None
 
 
+class CpusMeasured(_Event, frozen=True):
+    """The processors of the node. ``pressure``: the part of the time in which some process waited for one, 0 to 1.
+    ``actuator``: what gives latency classes their shares; ``problem``: what does not work of that."""
+
+    pressure: float = 1.0
+    actuator: str = ""
+    problem: str = ""
+
+
 class EnvironmentProgress(_Event, frozen=True):
     """What the preparation of an environment does now, for people."""
 
@@ -269,6 +278,7 @@ Event = (
     | Linked
     | CancelTasks
     | ReadOutput
+    | CpusMeasured
     | LimitExceeded
     | MalformedReceived
     | Stop

@@ -138,7 +138,7 @@ class Preparations:
     def check(self, now: Instant) -> None:
         """Prepare what is needed, give up what takes too long, and release what is not used any more."""
         due = [now.mono + self._idle_s]
-        in_use = {worker.pair.key for worker in self._workers.values()} | {pair.key for pair in self._queue.pairs()}
+        in_use = {worker.pair.key for worker in self._workers.values()} | self._queue.keys()
         for state in list(self._states.values()):
             is_needed = bool(state.waiting) or (state.is_wanted and state.needed(now) is None)
             if is_needed and state.state is State.COLD:
@@ -169,10 +169,11 @@ class Preparations:
         return "" if self._default is None or self._default.record is None else self._default.record.message
 
     def statuses(self) -> tuple[EnvironmentStatus, ...]:
-        """The environments that are not cold, for the agent."""
+        """The environments that are not cold, for the agent, with the workers that batch work has there."""
         by_key: dict[str, list[Worker]] = collections.defaultdict(list)
         for worker in self._workers.values():
-            by_key[worker.pair.key].append(worker)
+            if not worker.pair.target:
+                by_key[worker.pair.key].append(worker)
         known = [state for state in self._states.values() if state.state is not State.COLD or state.waiting]
         return tuple(state.status(by_key[state.key]) for state in known)
 

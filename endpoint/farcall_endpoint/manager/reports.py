@@ -15,6 +15,7 @@ from farcall_endpoint.manager.task_progress import ProgressOfTasks
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import (
     FIRST_WINDOW_BYTES,
+    CpuSharesStatus,
     Died,
     EnvironmentStatus,
     Finished,
@@ -55,6 +56,10 @@ class Reports:
         self.environments_at = 0.0
         #: Tasks with links to copies of files that have ended; their taker clears it.
         self.ended_with_links: list[Job] = []
+        #: Tasks with a target that have ended, each with how long its function ran; None: it did not end by itself.
+        #: Their taker clears it.
+        self.ended_with_target: list[tuple[Job, float | None]] = []
+        self._cpu_shares: CpuSharesStatus | None = None  # if they have changed
         self.task_progress = ProgressOfTasks()
 
     def finish(
@@ -72,6 +77,7 @@ class Reports:
         parts: Sequence[Frame] | None = None,
         pid: int = 0,
         node: str = "",
+        start_s: float = 0.0,
     ) -> None:
         """A task has ended, or a call, which is a matter of its owner."""
         if job.owner is not None:
@@ -92,6 +98,9 @@ class Reports:
             return
         if job.read_dir:
             self.ended_with_links.append(job)
+        if job.order.target is not None:
+            run_s = None if started_at is None or ended_at is None else ended_at - started_at
+            self.ended_with_target.append((job, run_s))
         if self.task_progress.last and (last := self.task_progress.ended(job.order.task_id)) is not None:
             details = {**(details or {}), PROGRESS: last.to_json()}
         frame = None
@@ -107,6 +116,8 @@ class Reports:
             finished = msgspec.structs.replace(finished, printed=output[0], output=len(self._results))
             self._results.append(output[1])
             self._result_bytes += len(output[1])
+        if start_s:
+            finished = msgspec.structs.replace(finished, start_s=start_s)
         self._finished.append(finished)
 
     def died(self, job: Job, died: Died) -> None:
@@ -116,6 +127,8 @@ class Reports:
         else:
             if job.read_dir:
                 self.ended_with_links.append(job)
+            if job.order.target is not None:
+                self.ended_with_target.append((job, None))
             if (last := self.task_progress.ended(died.task_id)) is not None:  # how far it was when it crashed
                 self._last_progress.append(ReportedProgress(died.task_id, **vars(last)))
             self._died.append(died)
@@ -134,6 +147,10 @@ class Reports:
     def offer(self, calls: tuple[tuple[str, int], ...]) -> None:
         """Other managers may take over these calls, by environment."""
         self._offered = calls
+
+    def cpu_shares(self, status: CpuSharesStatus) -> None:
+        """How the latency classes are now."""
+        self._cpu_shares = status
 
     def passed(self, size_bytes: int) -> None:
         """Bytes of calls go to the agent, too; it has the same room for them."""
@@ -163,6 +180,7 @@ class Reports:
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
         has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
+        has_news = has_news or self._cpu_shares is not None
         return bool(has_news) or self._offered is not None or now >= self.due_at or now >= self.task_progress.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
@@ -192,6 +210,9 @@ class Reports:
         if self._offered is not None:
             progress = msgspec.structs.replace(progress, waiting_calls=self._offered)
             self._offered = None
+        if self._cpu_shares is not None:
+            progress = msgspec.structs.replace(progress, cpu_shares=self._cpu_shares)
+            self._cpu_shares = None
         if self._last_progress or now >= self.task_progress.due_at:
             said = (*self._last_progress, *self.task_progress.due(now))
             progress = msgspec.structs.replace(progress, progress=said)

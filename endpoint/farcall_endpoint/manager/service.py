@@ -29,6 +29,7 @@ from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
+    Adopt,
     Answer,
     Connect,
     Copy,
@@ -44,11 +45,13 @@ from farcall_endpoint.manager.actions import (
     RemoveCopies,
     Report,
     Send,
+    ShareCpus,
     Unlink,
     Warn,
 )
 from farcall_endpoint.manager.away import jobs_of
 from farcall_endpoint.manager.core import ManagerCore
+from farcall_endpoint.manager.cpu_shares import CpuShares
 from farcall_endpoint.manager.events import (
     AgentLost,
     CallNewsReceived,
@@ -70,7 +73,6 @@ from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
-from farcall_endpoint.manager.slot_groups import SlotGroups
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
@@ -141,7 +143,7 @@ class Manager:
     :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
     :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
     :param memory_per_worker_bytes: upper limit of a task's memory.
-    :param groups: the cgroups of the slots, which this object closes.
+    :param shares: of the CPUs for the workers, which this object closes.
     :param files: copies of files, which this object closes; None: this node keeps none.
     """
 
@@ -154,7 +156,7 @@ class Manager:
         agent_pid: int | None,
         agent_silence_limit_s: float = 120.0,
         memory_per_worker_bytes: int | None = None,
-        groups: SlotGroups | None = None,
+        shares: CpuShares | None = None,
         files: FileCopies | None = None,
         registered: protocol.Registered,
     ) -> None:
@@ -183,7 +185,7 @@ class Manager:
         self._launches: dict[int, Launch] = {}
         self._orphans = Orphans()  # before there are children
         self._scratch = ScratchRemover()
-        self._groups = SlotGroups(0, Cgroups(())) if groups is None else groups
+        self._shares = CpuShares(Cgroups(())) if shares is None else shares
         self._reaper = self._start_reaper()
         self._epoll = select.epoll()
         self._epoll.register(self._agent_descriptor, select.EPOLLIN)
@@ -225,7 +227,7 @@ class Manager:
                 self._files.close()
             self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
-            self._groups.close()
+            self._shares.close()
             self._reaper.communicate()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
@@ -267,6 +269,8 @@ class Manager:
         now = time.monotonic()
         if now >= self._launcher.next_deadline():
             events += self._serve_launcher()
+        if (measured := self._shares.news()) is not None:
+            events.append(measured)
         if self._agent_liveness.is_expired(now=now) and not self._agent_lost:
             events.append(self._lose_agent("the agent has been silent for too long"))
         return events
@@ -548,6 +552,10 @@ class Manager:
                     self._pass(message, bodies)
                 case Launch():
                     events += self._launch(action)
+                case Adopt(worker_id=worker_id, target=target):
+                    self._share_with(self._workers[worker_id], target)
+                case ShareCpus(weights=weights, running=running):
+                    self._shares.share(weights, running)
                 case Prepare(environment=environment):
                     self._launcher.prepare(environment)
                 case Release(key=key):
@@ -724,12 +732,16 @@ class Manager:
         self._notify_reaper(f"+{process.pid}")
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
-        if process.container is None or not process.container.is_remote:
-            self._groups.add(process.pid, action.slot)
+        self._share_with(process, action.target)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
         return []
+
+    def _share_with(self, process: WorkerProcess, target: str) -> None:
+        """Give a worker its share of the CPUs, unless it is in a group of a daemon."""
+        if process.container is None or not process.container.is_remote:
+            self._shares.add(process.pid, target)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -786,7 +798,7 @@ class Manager:
             for part in answer.body:
                 self._core.value_memory.remove(part)
         self._returns.pop(worker.worker_id, None)
-        self._groups.remove(process.pid)
+        self._shares.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")
         level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
@@ -807,7 +819,7 @@ class Manager:
         command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
         reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert reaper.stdin is not None
-        reaper.stdin.write(b"".join(b"=%s\n" % bytes(each) for each in self._groups.directories))
+        reaper.stdin.write(b"".join(b"=%s\n" % bytes(each) for each in self._shares.directories))
         reaper.stdin.flush()
         return reaper
 

@@ -142,6 +142,14 @@ def extra_workers(slots: Sequence[Slot], wanted: int | None) -> int:
     return wanted
 
 
+def latency_workers(slots: Sequence[Slot], wanted: int | None) -> int:
+    """How many workers there may be for tasks with a latency target, beyond the slots: as many as there are slots,
+    unless the owner wants another number. None where slots have cores, memory or accelerators of their own."""
+    if any(slot.cores or slot.accelerators or slot.memory_bytes for slot in slots):
+        return 0
+    return len(slots) if wanted is None else wanted
+
+
 def _limits(node: Node, sharing: Sharing) -> list[int]:
     """How many workers each of the resources allows; all above 0."""
     cores, memory_bytes = sharing.cores_per_worker, sharing.memory_per_worker_bytes

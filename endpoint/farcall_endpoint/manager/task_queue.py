@@ -14,6 +14,7 @@ from typing import Final
 
 from farcall_common.fairness import FairQueue
 from farcall_endpoint.manager.events import Job
+from farcall_endpoint.manager.latency_tasks import LatencyTasks
 from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.workers import Pair
 
@@ -114,11 +115,14 @@ class TaskQueue:
 
     :param shared: whether workers serve all submitters: then their pair has none.
     :param default_key: the environment of tasks that name none.
+    :param latency: where tasks with a target wait, apart from the others: only by this object. If it takes none, they
+        wait here, before the other tasks of their submitter.
     """
 
-    def __init__(self, *, shared: bool, default_key: str = "") -> None:
+    def __init__(self, *, shared: bool, latency: LatencyTasks, default_key: str = "") -> None:
         self._shared = shared
         self._default_key = default_key
+        self._latency = latency
         self._turns: FairQueue[None] = FairQueue()  # an item for each waiting task
         #: Called with the submitter of a task that was taken, when it has ended or waits again.
         self.done = self._turns.done
@@ -137,6 +141,8 @@ class TaskQueue:
 
         :param first: before them.
         """
+        if self._latency.controller.classes:
+            jobs = self._without_targets(jobs, key)
         for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
             several = list(group)
             waiting = self._jobs.get(Pair(submitter, key))
@@ -152,6 +158,9 @@ class TaskQueue:
     def put_back(self, job: Job, key: str) -> None:
         """Put a job before the others of its submitter, environment and depth; it counts as taken until
         :attr:`done`."""
+        if self._latency.takes(job):
+            self._latency.add(job, key)
+            return
         submitter = job.order.submitter
         jobs = self._jobs.get(Pair(submitter, key))
         (self._enter(submitter, key) if jobs is None else jobs).at(_level(job)).appendleft(job)
@@ -163,6 +172,11 @@ class TaskQueue:
         :param room_bytes: of the worker's socket; the last job may exceed it.
         :param least_depth: none that is less deep.
         """
+        if pair.target:
+            jobs = self._latency.take(pair, most, room_bytes=room_bytes)
+            for job in jobs:
+                self._turns.hold(job.order.submitter)
+            return jobs
         if not self._shared:
             return self._take(pair, most, room_bytes, least_depth)
         if len(self._jobs) == 1:
@@ -182,6 +196,30 @@ class TaskQueue:
         """A job went to a worker without waiting here; it counts as taken until :attr:`done`."""
         self._turns.add_several(submitter, [None])
         self._turns.take_several(submitter, 1)
+
+    def _without_targets(self, jobs: Iterable[Job], key: str) -> list[Job]:
+        """Let those of these jobs wait that have a target; the others."""
+        others: list[Job] = []
+        for job in jobs:
+            if job.order.target is None or not self._latency.controller.has(job.order.task_id):
+                others.append(job)
+            elif self._latency.takes(job):
+                self._latency.add(job, key)
+            else:
+                self._put_before_later(job, key)
+        return others
+
+    def _put_before_later(self, job: Job, key: str) -> None:
+        """Put a job with a target before those of its submitter that need not end so early."""
+        submitter, controller = job.order.submitter, self._latency.controller
+        due_time = controller.due_time(job.order.task_id)
+        jobs = (self._jobs.get(Pair(submitter, key)) or self._enter(submitter, key)).at(_level(job))
+        earlier = itertools.takewhile(
+            lambda each: controller.has(each.order.task_id) and controller.due_time(each.order.task_id) <= due_time,
+            jobs,
+        )
+        jobs.insert(sum(1 for _ in earlier), job)
+        self._turns.add(submitter, None)
 
     def _take(self, pair: Pair, most: int, room_bytes: int, least_depth: int) -> list[Job]:
         jobs = self._jobs.get(pair)
@@ -215,7 +253,7 @@ class TaskQueue:
 
     def take_out(self, task_ids: Collection[str]) -> list[Job]:
         """Take out tasks; they do not count as taken."""
-        found: list[Job] = []
+        found = self._latency.take_out(task_ids)
         for pair, jobs in list(self._jobs.items()):
             out = jobs.take_out(task_ids)
             for _ in out:
@@ -254,29 +292,35 @@ class TaskQueue:
 
     def remove_all(self, key: str) -> list[Job]:
         """Take out all tasks of an environment."""
-        return self.take_out(
-            {job.order.task_id for pair, jobs in self._jobs.items() if pair.key == key for job in jobs}
-        )
+        task_ids = {job.order.task_id for pair, jobs in self._jobs.items() if pair.key == key for job in jobs}
+        return [*self._latency.remove_all(key), *self.take_out(task_ids)]
 
     def clear(self) -> None:
         """Take out all."""
+        self._latency.clear()
         self._turns.clear()
         self._jobs.clear()
         self._entered.clear()
 
     def items(self) -> Iterator[Job]:
         """All that wait."""
-        return itertools.chain.from_iterable(self._jobs.values())
+        return itertools.chain(self._latency.items(), *self._jobs.values())
 
     def waiting(self, pair: Pair) -> int:
         """How many tasks wait for workers of a pair."""
+        if pair.target:
+            return self._latency.waiting(pair)
         if not self._shared:
             return len(self._jobs.get(pair, ()))
         return sum(len(jobs) for each, jobs in self._jobs.items() if each.key == pair.key)
 
     def pairs(self) -> set[Pair]:
-        """For whose workers tasks wait."""
+        """For whose workers tasks wait that have no target."""
         return {Pair("", pair.key) for pair in self._jobs} if self._shared else set(self._jobs)
+
+    def keys(self) -> set[str]:
+        """The environments that tasks wait for."""
+        return {pair.key for pair in (*self._jobs, *self._latency.pairs())}
 
     def in_turn(self) -> list[Pair]:
         """The same as :meth:`pairs`, the submitter that is next first, and of its environments the one that waits for

@@ -21,10 +21,11 @@ TURN_S: Final = 1.0
 
 class Pair(NamedTuple):
     """What a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
-    environment (its key; empty: the endpoint's own Python)."""
+    environment (its key; empty: the endpoint's own Python); and only those of one latency class (empty: batch work)."""
 
     submitter: str
     key: str
+    target: str = ""
 
 
 OWN: Final = Pair("", "")
@@ -44,9 +45,10 @@ class Worker:
     """A worker process, from its launch to its death.
 
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
-    wait, and of this number, from 1 (see :mod:`.extra_workers`). ``tasks_left``: it may be sent so many
-    tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``: functions
-    that its tasks have sent, by hash.
+    wait, and of this number, from 1 (see :mod:`.extra_workers`); or one of a latency class (see :mod:`.latency_tasks`).
+    ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
+    so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
+    functions that its tasks have sent, by hash.
     """
 
     worker_id: int
@@ -75,12 +77,13 @@ class Worker:
     awaits: int = 0  # of its jobs, those whose input another worker has not sent
     drives: bool = False
     waits: bool = False
+    start_s: float = 0.0
     called: dict[str, Frame] = dataclasses.field(default_factory=dict)
 
     @property
     def has_slot(self) -> bool:
         """Whether it occupies a slot."""
-        return not (self.parked or self.extra)
+        return not (self.parked or self.extra or self.pair.target)
 
     @property
     def place(self) -> Pair:

@@ -17,10 +17,17 @@ from farcall_endpoint.environments.cgroups import Cgroups, own_hierarchies
 from farcall_endpoint.qos import autogroup
 from farcall_endpoint.qos.autogroup import AutogroupShares
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, describe_error, hierarchy_of, try_directory
+from farcall_endpoint.qos.settings import ActuatorName
 from farcall_endpoint.qos.weights import check_weight
 
 _CGROUP_VERSIONS: Final = (2, 1)
 """The best first."""
+
+_NAMES: Final[Mapping[ActuatorName, str]] = {
+    "cgroup2": "cgroup v2",
+    "cgroup1": "cgroup v1",
+    "autogroup": "autogroup",
+}
 
 _WAITING: Final = "import sys; sys.stdin.read()"
 
@@ -60,10 +67,12 @@ class Actuator(Protocol):
         :param function: any text.
         """
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float], running: Mapping[str, int] | None = None) -> None:
         """Set the weights of these functions; others keep theirs, which is 100 at first. Call it at each interval of
         control: it also tries again what did not work.
 
+        :param running: how many processes of each function compute now, for backends that give each of them its part
+            of a weight; not given: all do.
         :raises ValueError: for a weight that is not a positive number.
         """
 
@@ -87,7 +96,7 @@ class NoActuator:
     def join(self, pid: int, function: str) -> None:
         """Do nothing."""
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float], running: Mapping[str, int] | None = None) -> None:  # noqa: ARG002
         """Only look whether they are weights."""
         for weight in weights.values():
             check_weight(weight)
@@ -112,11 +121,14 @@ class Choice:
     """Why each backend does not work, in the kernel's words; empty for one that works. The best one is the first."""
 
 
-def choose(cgroups: Cgroups) -> Choice:
+def choose(cgroups: Cgroups, wanted: ActuatorName = "auto") -> Choice:
     """Try all actuators on this machine; takes a moment, and 2 s at most.
 
     :param cgroups: of this process, for the groups of functions.
+    :param wanted: the only one to choose, if it works.
     """
+    if wanted == "none":
+        return Choice(NoActuator(), {})
     shares = [CgroupShares(cgroups, version) for version in _CGROUP_VERSIONS]
     own = own_hierarchies()
     autogroups = AutogroupShares()
@@ -128,6 +140,8 @@ def choose(cgroups: Cgroups) -> Choice:
         }
     reasons[autogroups.name] = no_autogroup
     actuators: list[Actuator] = [*shares, autogroups]
+    if wanted != "auto":
+        actuators = [each for each in actuators if each.name == _NAMES[wanted]]
     best = next((each for each in actuators if not reasons[each.name]), None)
     return Choice(best or NoActuator("; ".join(f"{name}: {reason}" for name, reason in reasons.items())), reasons)
 

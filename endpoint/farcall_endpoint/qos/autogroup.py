@@ -88,8 +88,8 @@ class AutogroupShares:
 
     The kernel's table has a factor of about 1.25 for each step of nice. The largest weight gets nice 0, and the others
     what is nearest to their ratio to it, down to nice 19, which is a ratio of 68. The weight of a function is divided
-    by the number of its processes, as each has a group of its own: so functions whose processes are all busy have the
-    shares that cgroups would give them. Each worker must be in a session of its own; the share of one that is not stays
+    by the number of its processes that compute, as each has a group of its own: so functions have the shares that
+    cgroups would give them. Each worker must be in a session of its own; the share of one that is not stays
     as it is, and ``problem`` says so.
 
     One change is made in 100 ms: the largest first, the newest weights only. So the changes of many workers take a
@@ -105,7 +105,10 @@ class AutogroupShares:
         self._proc = proc
         self._queue = NiceQueue()
         self._weights: dict[str, float] = {}
+        self._running: Mapping[str, int] | None = None
         self._members: dict[int, _Member] = {}
+        self._sessions: dict[str, _Session] = {}
+        self._has_joined = False
 
     def join(self, pid: int, function: str) -> None:
         """Count a process and its descendants to a function, from the next :meth:`tick` on."""
@@ -114,27 +117,32 @@ class AutogroupShares:
             self._members.pop(pid, None)
         else:
             self._members[pid] = _Member(function, process.start)
+            self._has_joined = True
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Replace the weights of these functions, and make the first change if it is time."""
+    def set_weights(self, weights: Mapping[str, float], running: Mapping[str, int] | None = None) -> None:
+        """Replace the weights of these functions, look which sessions there are, and make the first change if it is
+        time."""
         self._weights |= {function: check_weight(weight) for function, weight in weights.items()}
+        self._running = running
+        self._plan()
         self.tick()
 
     def tick(self) -> float | None:
-        """Look which sessions there are, and make the change that is due."""
-        self.problem = ""
-        sessions = self._plan()
+        """Make the change that is due."""
+        if self._has_joined:
+            self._plan()
         while (change := self._queue.due(now := self._clock())) is not None:
             name, nice = change
+            pid = self._sessions[name].pid
             try:
-                write_nice(sessions[name].pid, nice, proc=self._proc)
+                write_nice(pid, nice, proc=self._proc)
             except BlockingIOError:
                 self._queue.refused(now)
             except (ProcessLookupError, FileNotFoundError):  # it has ended
                 self._queue.drop(name)
             except OSError as error:
                 self._queue.drop(name)
-                self.problem = self.problem or f"process {sessions[name].pid}: {describe_error(error)}"
+                self.problem = self.problem or f"process {pid}: {describe_error(error)}"
             else:
                 self._queue.done(name, now)
         return self._queue.delay(now)
@@ -145,6 +153,7 @@ class AutogroupShares:
         for member in self._members.values():
             if member.function == function:
                 member.function = None
+        self._has_joined = True
 
     def close(self) -> None:
         """Forget everything. Processes that still run keep their last value: there is no time to change it."""
@@ -152,8 +161,9 @@ class AutogroupShares:
         self._members.clear()
         self._queue.replace({}, {})
 
-    def _plan(self) -> dict[str, _Session]:
-        """Put what is wanted into the queue. The sessions of the workers, by the names of their groups."""
+    def _plan(self) -> None:
+        """Find the sessions of the workers, by the names of their groups, and put what is wanted into the queue."""
+        self.problem, self._has_joined = "", False
         found = read_autogroup("self", proc=self._proc)
         own = found[0] if found else ""
         sessions: dict[str, _Session] = {}
@@ -181,6 +191,8 @@ class AutogroupShares:
                         self.problem
                         or f"processes of the functions {function} and {member.function} are in one session"
                     )
+        if self._running is not None:
+            counts = {function: max(1, self._running.get(function, 0)) for function in counts}
         weights = {function: self._weights.get(function, DEFAULT_WEIGHT) / count for function, count in counts.items()}
         nices = nice_values(weights)
         wanted = {
@@ -189,7 +201,7 @@ class AutogroupShares:
             if name not in shared
         }
         self._queue.replace({name: session.nice for name, session in sessions.items()}, wanted)
-        return sessions
+        self._sessions = sessions
 
     def _drop_ended(self) -> None:
         for pid, member in list(self._members.items()):

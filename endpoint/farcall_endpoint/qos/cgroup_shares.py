@@ -35,8 +35,9 @@ class CgroupShares:
     """The actuator of one version of cgroups. Not for several threads.
 
     Version 2 gets a weight as ``cpu.weight``, which is the weight itself; version 1 gets ``cpu.shares``, which is 1024
-    for a weight of 100. All groups lie in one directory, which weighs as much as one ordinary process on each CPU, up
-    to the kernel's largest number: all functions together do not lose to other processes because they are in a group.
+    for a weight of 100. All groups lie in one directory, which weighs as much as the ordinary processes that compute in
+    it, and as one on each CPU at least, up to the kernel's largest number: all functions together have the share that
+    they would have without groups.
 
     :param cgroups: of this process. This object removes the groups that it makes, and not the others.
     :param version: 1 or 2.
@@ -50,6 +51,7 @@ class CgroupShares:
         self.version = version
         self._cpus = cpus or len(os.sched_getaffinity(0))
         self._hierarchy = hierarchy_of(cgroups.hierarchies, version)
+        self._tree_weight = DEFAULT_WEIGHT * self._cpus
         self._weights: dict[str, float] = {}
         self._members: dict[int, _Member] = {}
         self._groups: dict[str, Group] = {}
@@ -70,10 +72,14 @@ class CgroupShares:
             self._apply(function)
             self._move(pid)
 
-    def set_weights(self, weights: Mapping[str, float]) -> None:
+    def set_weights(self, weights: Mapping[str, float], running: Mapping[str, int] | None = None) -> None:
         """Write the weights of groups that exist; the others get theirs when a process joins."""
         self._weights |= {function: check_weight(weight) for function, weight in weights.items()}
         self.problem = ""
+        if running is not None:
+            former, self._tree_weight = self._tree_weight, DEFAULT_WEIGHT * max(self._cpus, sum(running.values()))
+            if self._groups and self._tree_weight != former:
+                self._weigh_tree()
         self._drop_ended()
         for function in {member.function for member in self._members.values()} | self._groups.keys():
             with self._noting_problems(f"function {function}"):
@@ -159,10 +165,13 @@ class CgroupShares:
             group = self._cgroups.create(group_name(function), within=self._hierarchy)
         self._old_groups = [each for each in self._old_groups if each.name != group.name]
         self._groups[function] = group
-        everything = self._cgroups.tree(self._hierarchy)
-        with contextlib.suppress(OSError):  # then the processes of all functions share what one process would get
-            everything.write(_FILES[self.version], self._value(DEFAULT_WEIGHT * self._cpus))
+        self._weigh_tree()
         return group
+
+    def _weigh_tree(self) -> None:
+        assert self._hierarchy is not None
+        with contextlib.suppress(OSError):  # then the processes of all functions share what one process would get
+            self._cgroups.tree(self._hierarchy).write(_FILES[self.version], self._value(self._tree_weight))
 
     def _value(self, weight: float) -> int:
         return cpu_weight(weight) if self.version == 2 else cpu_shares(weight)

@@ -65,6 +65,20 @@ class Histogram:
                     break
         return math.exp((found + _FIRST) * _LOG_FACTOR) * _MIDDLE
 
+    def buckets(self, *, most: int) -> list[tuple[float, int]]:
+        """What was counted, by ranges of durations: the upper bound of each in seconds, and how many. Neighbours are
+        joined until there are at most so many."""
+        found = [(number, count) for number, count in enumerate(self._buckets) if count]
+        width = 1
+        while len(found) > most:
+            width *= 2
+            joined: dict[int, int] = {}
+            for number, count in found:
+                last = number // width * width + width - 1
+                joined[last] = joined.get(last, 0) + count
+            found = list(joined.items())
+        return [(math.exp((number + _FIRST) * _LOG_FACTOR), count) for number, count in found]
+
 
 def _bucket(duration_s: float) -> int:
     if not duration_s > _LEAST_S:  # also what is not a number
@@ -99,12 +113,14 @@ class WindowedHistogram:
         self._forget(int(now / self._step_s))
         return sum(part.count for _, part in self._parts)
 
-    def histogram(self, now: float) -> Histogram:
-        """All that counts now."""
+    def histogram(self, now: float, last_s: float = math.inf) -> Histogram:
+        """All that counts now, and not longer than for the last seconds, up to a step more."""
         self._forget(int(now / self._step_s))
         found = Histogram()
-        for _, part in self._parts:
-            found.merge(part)
+        first = (now - last_s) / self._step_s - 1
+        for step, part in self._parts:
+            if step >= first:
+                found.merge(part)
         return found
 
     def _forget(self, step: int) -> None:

@@ -1,105 +1,262 @@
 """Latencies of the functions of an endpoint over the last minutes: the metric processor of the QoS paper (section 3).
 
-A task waits at the endpoint, then its function runs. Both are counted in histograms, by function. Of a function with
-many tasks a second, the first ones are counted, and one in so many of the others, for all of these.
+A task waits at the endpoint, perhaps for the start of a worker, then its function runs. All three are counted in
+histograms, by function, submitter and size of the input. Of a function with many tasks a second, the first ones are
+counted, and one in so many of the others, for all of these.
 """
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import math
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from farcall_common.progress import clean_text
-from farcall_endpoint.qos.histograms import WindowedHistogram
+from farcall_endpoint.protocol import OrderTarget
+from farcall_endpoint.qos.histograms import Histogram, WindowedHistogram
 
 WINDOW_S: Final = 600.0
-_MOST_FUNCTIONS: Final = 200
-"""Those whose tasks ended last; the others are forgotten."""
+_SHORT_S: Final = 60.0
+_STEPS: Final = 10
+_MOST_FUNCTIONS: Final = 120
+"""Those whose tasks ended last; the others are forgotten. Each size of input counts as one."""
 _MOST_NAMES: Final = 2000
 _MOST_SHOWN: Final = 20
+_MOST_REPORTED: Final = 10
+"""To the cloud; first those with a target."""
 _ALL_PER_S: Final = 20
 """So many tasks of a function are counted each second, before some stand for others."""
 _SAMPLES_PER_S: Final = 200
 """Of the others of a function, about."""
+_LEAST_RUNS: Final = 20
+"""The fastest runs of a function are known after so many."""
 _QUANTILES: Final = (0.5, 0.95)
+_INPUT_BYTES: Final = (4 * 1024, 64 * 1024)
+"""Sizes of inputs: up to the first, up to the second, and larger ones."""
+_HISTORY_S: Final = 10.0
+"""Between two weights that are kept."""
+_MOST_BUCKETS: Final = 40
+
+
+class _Key(NamedTuple):
+    function_id: str
+    submitter: str
+    input_size: int
+
+
+class Ended(NamedTuple):
+    """A task whose function has run, or raised an exception.
+
+    :param total_s: since it has arrived at the endpoint.
+    :param run_s: its function in the last attempt, as its worker says.
+    :param start_s: how long it has waited for the start of a worker; 0 if it found one.
+    """
+
+    function_id: str
+    function_hash: str
+    submitter: str
+    input_bytes: int
+    total_s: float
+    run_s: float
+    start_s: float = 0.0
+    target: OrderTarget | None = None
 
 
 @dataclasses.dataclass(slots=True)
 class _Function:
-    """``ended``: in this second; ``stride``: one task in so many is counted, for all of these."""
+    """``ended``: in this second; ``stride``: one task in so many is counted, for all of these. ``violated``: those
+    above their target; ``starts``: of workers that tasks have waited for; None before the first one."""
 
     name: str
     wait: WindowedHistogram
     run: WindowedHistogram
     total: WindowedHistogram
+    violated: WindowedHistogram | None = None
+    starts: WindowedHistogram | None = None
+    target: OrderTarget | None = None
     second: int = 0
     ended: int = 0
     stride: int = 1
 
 
+class ClassState(NamedTuple):
+    """A latency class, as managers report it: its weight, and what its target needs that cannot be held (``reason``,
+    ``fix``)."""
+
+    weight: float
+    reason: str = ""
+    fix: str = ""
+
+
+def _window() -> WindowedHistogram:
+    return WindowedHistogram(WINDOW_S, _STEPS)
+
+
 class Latencies:
-    """The functions of an endpoint. Instants are seconds of a clock that does not step.
+    """The histograms of an endpoint, under 10 MB. Instants are epoch seconds of a clock that does not step."""
 
-    :param window_s: so long a task counts.
-    """
-
-    def __init__(self, *, window_s: float = WINDOW_S) -> None:
-        self._window_s = window_s
-        self._functions: collections.OrderedDict[str, _Function] = collections.OrderedDict()  # by id, oldest first
-        self._names: dict[str, str] = {}  # by the hash of a function
-
-    def __len__(self) -> int:
-        return len(self._functions)
+    def __init__(self) -> None:
+        self._functions: collections.OrderedDict[_Key, _Function] = collections.OrderedDict()
+        self._names: dict[str, str] = {}  # by hash
+        self._weights: dict[str, collections.deque[tuple[float, float]]] = {}  # by class
 
     def name(self, function_hash: str, name: str) -> None:
-        """The name of a function, for :meth:`describe`. Its submitter has chosen it."""
+        """The name of a function, for people. Its submitter has chosen it."""
         self._names[function_hash] = clean_text(name)
         if len(self._names) > _MOST_NAMES:
             del self._names[next(iter(self._names))]
 
-    def ended(self, function_id: str, function_hash: str, *, total_s: float, run_s: float, now: float) -> None:
-        """A task has ended whose function has run, or raised an exception.
+    def name_of(self, function_hash: str) -> str:
+        """The name of a function; empty if it is not known."""
+        return self._names.get(function_hash, "")
 
-        :param total_s: since it has arrived at the endpoint.
-        :param run_s: its function in the last attempt, as its worker says.
-        """
-        function = self._functions.get(function_id) or self._add(function_id, function_hash)
+    def ended(self, task: Ended, now: float) -> None:
+        """Count a task."""
+        key = _Key(task.function_id, task.submitter, bisect.bisect_left(_INPUT_BYTES, task.input_bytes))
+        function = self._functions.get(key) or self._add(key, task.function_hash)
         if function.second != (second := int(now)):
             function.stride = max(1, math.ceil((function.ended - _ALL_PER_S) / _SAMPLES_PER_S))
             function.second, function.ended = second, 0
-            self._functions.move_to_end(function_id)
+            self._functions.move_to_end(key)
         function.ended += 1
+        function.target = task.target
+        if task.start_s > 0:  # rare, and so each of them counts
+            function.starts = function.starts or _window()
+            function.starts.add(task.start_s, now)
         count = 1 if function.ended <= _ALL_PER_S else function.stride
-        if count > 1 and function.ended % count:
+        total_s = task.total_s
+        if total_s < 0 or (count > 1 and function.ended % count):  # a clock may have been set back between two agents
             return
-        if total_s >= 0:  # a clock may have been set back between two agents
-            run_s = min(max(run_s, 0.0), total_s)
-            function.wait.add(total_s - run_s, now, count)
-            function.run.add(run_s, now, count)
-            function.total.add(total_s, now, count)
+        run_s = min(max(task.run_s, 0.0), total_s)
+        function.wait.add(total_s - run_s, now, count)
+        function.run.add(run_s, now, count)
+        function.total.add(total_s, now, count)
+        if task.target is not None and total_s > task.target.latency_s:
+            function.violated = function.violated or _window()
+            function.violated.add(total_s, now, count)
 
-    def _add(self, function_id: str, function_hash: str) -> _Function:
-        name = self._names.get(function_hash, "")
-        wait, run, total = (WindowedHistogram(self._window_s) for _ in range(3))
-        function = self._functions[function_id] = _Function(name, wait, run, total)
+    def weighed(self, classes: Mapping[str, ClassState], now: float) -> None:
+        """The latency classes of the endpoint, and their weights, are these."""
+        for name, state in classes.items():
+            history = self._weights.setdefault(name, collections.deque(maxlen=int(WINDOW_S / _HISTORY_S)))
+            if not history or now - history[-1][0] >= _HISTORY_S:
+                history.append((now, state.weight))
+        for name in [name for name, history in self._weights.items() if now - history[-1][0] > WINDOW_S]:
+            del self._weights[name]
+
+    def fastest_s(self, function_id: str, now: float) -> float | None:
+        """How long the fastest tenth of the runs of a function took; None if it ran too seldom."""
+        merged = Histogram()
+        for key, function in self._functions.items():
+            if key.function_id == function_id:
+                merged.merge(function.run.histogram(now))
+        return merged.quantile(0.1) if merged.count >= _LEAST_RUNS else None
+
+    def describe(self, now: float) -> list[dict[str, Any]]:
+        """The functions of the last minutes with most tasks, for the status. Durations are in milliseconds."""
+        return [self._row(functions, now) for _, functions in self._most(now)]
+
+    def report(self, classes: Mapping[str, ClassState], now: float) -> list[dict[str, Any]]:
+        """The same for the cloud, with targets and weights."""
+        most = sorted(self._most(now), key=lambda each: each[1][-1].target is None)
+        return [
+            self._details(function_id, submitter, functions, classes, now)
+            for (function_id, submitter), functions in most[:_MOST_REPORTED]
+        ]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _add(self, key: _Key, function_hash: str) -> _Function:
+        name = self._names.get(function_hash, "") or key.function_id[:8]
+        function = self._functions[key] = _Function(name, _window(), _window(), _window())
         if len(self._functions) > _MOST_FUNCTIONS:
             self._functions.popitem(last=False)
         return function
 
-    def describe(self, now: float) -> list[dict[str, Any]]:
-        """The functions of the last minutes with most tasks, for the status. Durations are in milliseconds."""
-        counts = {function_id: each.total.count(now) for function_id, each in self._functions.items()}
-        most = sorted(filter(counts.get, counts), key=lambda each: -counts[each])[:_MOST_SHOWN]
-        return [self._row(function_id, counts[function_id], now) for function_id in most]
+    def _most(self, now: float) -> list[tuple[tuple[str, str], list[_Function]]]:
+        """The functions with most tasks, by submitter, each with its sizes of inputs."""
+        groups: dict[tuple[str, str], list[_Function]] = {}
+        for key, function in self._functions.items():
+            groups.setdefault((key.function_id, key.submitter), []).append(function)
+        counts = {name: sum(each.total.count(now) for each in several) for name, several in groups.items()}
+        most = sorted(filter(counts.get, counts), key=lambda name: -counts[name])[:_MOST_SHOWN]
+        return [(name, groups[name]) for name in most]
 
-    def _row(self, function_id: str, tasks: int, now: float) -> dict[str, Any]:
-        function = self._functions[function_id]
-        row: dict[str, Any] = {"function": function.name or function_id[:8], "tasks": tasks}
+    def _row(self, functions: Sequence[_Function], now: float) -> dict[str, Any]:
+        total = _merged([each.total for each in functions], now)
+        row: dict[str, Any] = {"function": functions[0].name, "tasks": total.count}
         for kind in ("wait", "run", "total"):
-            histogram = getattr(function, kind).histogram(now)
+            histogram = _merged([getattr(each, kind) for each in functions], now)
             for part in _QUANTILES:
-                quantile_ms = 1000 * (histogram.quantile(part) or 0.0)
-                row[f"{kind}_p{round(100 * part)}_ms"] = float(f"{quantile_ms:.3g}")
+                row[f"{kind}_p{round(100 * part)}_ms"] = _ms(histogram, part)
+        if (target := functions[-1].target) is not None:
+            row["target_ms"] = float(f"{1000 * target.latency_s:.4g}")
+            row["violations"] = _merged([each.violated for each in functions], now).count
         return row
+
+    def _details(
+        self,
+        function_id: str,
+        submitter: str,
+        functions: Sequence[_Function],
+        classes: Mapping[str, ClassState],
+        now: float,
+    ) -> dict[str, Any]:
+        target = functions[-1].target
+        total = _merged([each.total for each in functions], now)
+        found: dict[str, Any] = {
+            "function_id": function_id,
+            "function": functions[0].name,
+            "submitter": submitter,
+            "target_ms": None if target is None else float(f"{1000 * target.latency_s:.4g}"),
+            "percentile": None if target is None else target.percentile,
+            "weight": None,
+            "windows": {"1m": _window_of(functions, now, _SHORT_S), "10m": _window_of(functions, now, WINDOW_S)},
+            "histogram": [
+                [float(f"{1000 * upper_s:.4g}"), count] for upper_s, count in total.buckets(most=_MOST_BUCKETS)
+            ],
+        }
+        if target is not None and (state := classes.get(target.name)) is not None:
+            found["weight"] = state.weight
+            history = self._weights.get(target.name, ())
+            found["weights"] = [[round(at), weight] for at, weight in history]
+            if state.reason:
+                found["infeasible"] = {"reason": state.reason, "fix": state.fix}
+        return found
+
+
+def _window_of(functions: Sequence[_Function], now: float, last_s: float) -> dict[str, Any]:
+    """The numbers of a function in a window."""
+
+    def merged(kind: str) -> Histogram:
+        return _merged([getattr(each, kind) for each in functions], now, last_s)
+
+    total, wait, run = merged("total"), merged("wait"), merged("run")
+    return {
+        "tasks": total.count,
+        "violations": merged("violated").count,
+        "cold_starts": merged("starts").count,
+        "queue_p50_ms": _ms(wait, 0.5),
+        "queue_p95_ms": _ms(wait, 0.95),
+        "run_p50_ms": _ms(run, 0.5),
+        "run_p95_ms": _ms(run, 0.95),
+        "p50_ms": _ms(total, 0.5),
+        "p75_ms": _ms(total, 0.75),
+        "p90_ms": _ms(total, 0.9),
+        "p99_ms": _ms(total, 0.99),
+    }
+
+
+def _merged(windows: Sequence[WindowedHistogram | None], now: float, last_s: float = WINDOW_S) -> Histogram:
+    found = Histogram()
+    for each in windows:
+        if each is not None:
+            found.merge(each.histogram(now, last_s))
+    return found
+
+
+def _ms(histogram: Histogram, part: float) -> float:
+    return float(f"{1000 * (histogram.quantile(part) or 0.0):.3g}")

@@ -21,6 +21,8 @@ class Target:
     :param latency_s: from the arrival of a task at the endpoint to its end.
     :param percentile: of the tasks that are to hold it.
     :param min_weight, max_weight: bounds of the function's weight.
+    :param expected_s: how long a task takes on an idle system; None: not known.
+    :param weight: the one that the endpoint's owner has set; None: none.
     :raises ValueError: for a value that makes no sense.
     """
 
@@ -28,6 +30,8 @@ class Target:
     percentile: float = 95.0
     min_weight: float = DEFAULT_WEIGHT
     max_weight: float = 2000.0
+    expected_s: float | None = None
+    weight: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_s < math.inf:
@@ -36,98 +40,97 @@ class Target:
             raise ValueError(f"percentile: expected a number between 0 and 100, got {self.percentile!r}")
         if not 0 < self.min_weight <= self.max_weight < math.inf:
             raise ValueError(f"min_weight, max_weight: got {self.min_weight!r} and {self.max_weight!r}")
+        if self.expected_s is not None and not 0 < self.expected_s < math.inf:
+            raise ValueError(f"expected_s: expected a positive number of seconds, got {self.expected_s!r}")
 
 
 class Policy(Protocol):
     """Decides the weights of functions with a target."""
 
-    def on_task_ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, target: Target, latency_s: float) -> None:
         """A task of a function with a target has ended."""
 
     def weights(
-        self, latencies: Mapping[str, float | None], *, pressure: float, interval_s: float, others: int
+        self,
+        targets: Mapping[str, Target],
+        latencies: Mapping[str, float | None],
+        *,
+        pressure: float,
+        interval_s: float,
+        others: int,
     ) -> Mapping[str, float]:
-        """The weights from now on.
+        """The weights from now on, by function. What was known of functions without a target now is forgotten.
 
+        :param targets: by function.
         :param latencies: by function, the latency at the percentile of its target, in seconds: of the tasks that ended
             lately, and of those that have not ended, whose age counts as soon as it is above the target. None if it is
             not known.
         :param pressure: the part of the time in which some process waited for a CPU (``/proc/pressure/cpu``), 0 to 1.
         :param interval_s: since the last call.
-        :param others: functions without a target that have tasks now.
+        :param others: groups of functions without a target that have tasks now, each with
+            :data:`~farcall_endpoint.qos.weights.DEFAULT_WEIGHT`.
         """
 
 
 class Static:
-    """Weights that never change: those of an oracle, or the default ones.
+    """Weights that never change: those that the targets name, or the default ones."""
 
-    :param given: by function; the others have :data:`~farcall_endpoint.qos.weights.DEFAULT_WEIGHT`.
-    """
-
-    def __init__(self, given: Mapping[str, float] | None = None) -> None:
-        self._given = dict(given or {})
-
-    def on_task_ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, target: Target, latency_s: float) -> None:
         """See :class:`Policy`."""
 
     def weights(
         self,
-        latencies: Mapping[str, float | None],
-        *,
-        pressure: float,  # noqa: ARG002 - as all policies have it
-        interval_s: float,  # noqa: ARG002
-        others: int,  # noqa: ARG002
-    ) -> Mapping[str, float]:
-        """See :class:`Policy`."""
-        return {function: self._given.get(function, DEFAULT_WEIGHT) for function in latencies}
-
-
-class Threshold:
-    """The policy of the QoS paper (section 3.2): each task that ends moves the shares of its function by a step.
-
-    Shares begin at 512, as the paper has them, which is the default weight here. The paper has no bounds; these are
-    those of ``cpu.shares``.
-
-    :param expected_s: by function, how long a task takes on an idle system.
-    :param ratio: of the latency of a task that is too slow, to that.
-    :param deltas: the step of each function, in shares.
-    :raises ValueError: for an expected latency that is none.
-    """
-
-    _FIRST: Final = 512
-    _LEAST: Final = 2
-    _MOST: Final = 262_144
-
-    def __init__(self, expected_s: Mapping[str, float], *, ratio: float = 2.0, deltas: Mapping[str, int]) -> None:
-        if not all(0 < each < math.inf for each in expected_s.values()):
-            raise ValueError(f"expected_s: expected positive numbers of seconds, got {dict(expected_s)!r}")
-        self._expected_s = dict(expected_s)
-        self._ratio = ratio
-        self._deltas = dict(deltas)
-        self.shares: dict[str, int] = {}
-
-    def on_task_ended(self, function: str, latency_s: float) -> None:
-        """See :class:`Policy`."""
-        expected_s = self._expected_s.get(function)
-        if expected_s is None or not math.isfinite(latency_s):
-            return
-        delta = self._deltas.get(function, 0)
-        step = delta if latency_s / expected_s > self._ratio else -delta
-        moved = self.shares.get(function, self._FIRST) + step
-        self.shares[function] = min(max(moved, self._LEAST), self._MOST)
-
-    def weights(
-        self,
-        latencies: Mapping[str, float | None],
+        targets: Mapping[str, Target],
+        latencies: Mapping[str, float | None],  # noqa: ARG002 - as all policies have it
         *,
         pressure: float,  # noqa: ARG002
         interval_s: float,  # noqa: ARG002
         others: int,  # noqa: ARG002
     ) -> Mapping[str, float]:
         """See :class:`Policy`."""
-        return {
-            function: DEFAULT_WEIGHT * self.shares.get(function, self._FIRST) / self._FIRST for function in latencies
-        }
+        return {name: DEFAULT_WEIGHT if each.weight is None else each.weight for name, each in targets.items()}
+
+
+class Threshold:
+    """The policy of the QoS paper (section 3.2): each task that ends moves the shares of its function by a step.
+
+    Shares begin at 512, as the paper has them, which is the default weight here. The paper has no bounds; these are
+    those of ``cpu.shares``. A function of which it is not known how long it takes keeps its shares.
+
+    :param ratio: of the latency of a task that is too slow, to what it takes on an idle system.
+    :param delta: the step, in shares.
+    """
+
+    _FIRST: Final = 512
+    _LEAST: Final = 2
+    _MOST: Final = 262_144
+
+    def __init__(self, *, ratio: float = 2.0, delta: int = 20) -> None:
+        self._ratio = ratio
+        self._delta = delta
+        self.shares: dict[str, int] = {}
+
+    def on_task_ended(self, function: str, target: Target, latency_s: float) -> None:
+        """See :class:`Policy`."""
+        if target.expected_s is None or not math.isfinite(latency_s):
+            return
+        step = self._delta if latency_s / target.expected_s > self._ratio else -self._delta
+        moved = self.shares.get(function, self._FIRST) + step
+        self.shares[function] = min(max(moved, self._LEAST), self._MOST)
+
+    def weights(
+        self,
+        targets: Mapping[str, Target],
+        latencies: Mapping[str, float | None],  # noqa: ARG002
+        *,
+        pressure: float,  # noqa: ARG002
+        interval_s: float,  # noqa: ARG002
+        others: int,  # noqa: ARG002
+    ) -> Mapping[str, float]:
+        """See :class:`Policy`."""
+        for gone in self.shares.keys() - targets.keys():
+            del self.shares[gone]
+        return {name: DEFAULT_WEIGHT * self.shares.get(name, self._FIRST) / self._FIRST for name in targets}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,46 +159,41 @@ class ProportionalIntegral:
     The integral stays within the bounds of the weight, so that a weight leaves its bound as soon as the error changes
     its sign (no wind-up). What is not a number changes nothing.
 
-    :param targets: by function.
     :param margin: the latency that is held, as a part of the target.
     :param batch_share: the part of the CPUs that functions without a target keep together, as far as the least weights
         of the others permit it.
     """
 
-    def __init__(
-        self,
-        targets: Mapping[str, Target],
-        *,
-        gains: Gains | None = None,
-        margin: float = 0.7,
-        batch_share: float = 0.05,
-    ) -> None:
-        self._targets = dict(targets)
+    def __init__(self, *, gains: Gains | None = None, margin: float = 0.7, batch_share: float = 0.05) -> None:
         self._gains = gains or Gains()
         self._margin = margin
         self._batch_share = batch_share
         self._integrals: dict[str, float] = {}
         self._logs: dict[str, float] = {}
 
-    def on_task_ended(self, function: str, latency_s: float) -> None:
+    def on_task_ended(self, function: str, target: Target, latency_s: float) -> None:
         """See :class:`Policy`: the latencies of the window are enough."""
 
     def weights(
-        self, latencies: Mapping[str, float | None], *, pressure: float, interval_s: float, others: int
+        self,
+        targets: Mapping[str, Target],
+        latencies: Mapping[str, float | None],
+        *,
+        pressure: float,
+        interval_s: float,
+        others: int,
     ) -> Mapping[str, float]:
         """See :class:`Policy`."""
         is_sound = 0.0 <= pressure <= 1.0 and 0.0 < interval_s < math.inf
         found: dict[str, float] = {}
-        for function, latency_s in latencies.items():
-            target = self._targets.get(function)
-            if target is None:
-                continue
+        for function, target in targets.items():
+            latency_s = latencies.get(function)
             if is_sound and latency_s is not None and 0.0 < latency_s < math.inf:
                 self._move(function, target, latency_s, pressure, interval_s)
             found[function] = 2.0 ** self._logs.get(function, _first(target))
-        for gone in self._logs.keys() - latencies.keys():
+        for gone in self._logs.keys() - targets.keys():
             del self._logs[gone], self._integrals[gone]
-        return self._within_share(found, others)
+        return self._within_share(found, targets, others)
 
     def _move(self, function: str, target: Target, latency_s: float, pressure: float, interval_s: float) -> None:
         gains = self._gains
@@ -213,10 +211,10 @@ class ProportionalIntegral:
         self._integrals[function] = integral
         self._logs[function] = min(max(log, least), most)
 
-    def _within_share(self, weights: dict[str, float], others: int) -> dict[str, float]:
+    def _within_share(self, weights: dict[str, float], targets: Mapping[str, Target], others: int) -> dict[str, float]:
         """The weights, without so much of what is above the least ones that functions without a target lose theirs."""
         most = DEFAULT_WEIGHT * others * (1 - self._batch_share) / self._batch_share
-        least = {function: min(self._targets[function].min_weight, weight) for function, weight in weights.items()}
+        least = {function: min(targets[function].min_weight, weight) for function, weight in weights.items()}
         excess = sum(weights.values()) - most
         if others <= 0 or excess <= 0:
             return weights

@@ -9,6 +9,7 @@ import msgspec
 from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
 PolicyName = Literal["pi", "threshold", "static", "none"]
+Admission = Literal["warn", "refuse"]
 ActuatorName = Literal["auto", "cgroup2", "cgroup1", "autogroup", "none"]
 
 
@@ -26,6 +27,7 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param weights: of ``static``, by the name of the function; others have 100.
     :param ratio, delta: of ``threshold``: from which multiple of its baseline a call is too slow, and the step in
         shares.
+    :param admission: what becomes of a call whose target cannot be held as things are.
     """
 
     policy: PolicyName = "pi"
@@ -38,3 +40,4 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     weights: dict[str, float] = {}
     ratio: float = 2.0
     delta: int = 20
+    admission: Admission = "warn"

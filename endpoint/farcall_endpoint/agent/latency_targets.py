@@ -1,0 +1,135 @@
+"""Latency targets at an agent: what tasks are to hold, what they took, and which weights managers set. No I/O."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any, Final
+
+from farcall_endpoint.agent.tasks import Task
+from farcall_endpoint.protocol import CpuSharesStatus, Finished, OrderTarget
+from farcall_endpoint.qos.controller import NEEDS_CPU, NEEDS_LOOSER, NEEDS_WORKERS
+from farcall_endpoint.qos.latencies import ClassState, Ended, Latencies
+from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.qos.targets import Targets
+
+_REPORT_S: Final = 30.0
+"""Between two reports to the cloud."""
+
+_REASONS: Final[Mapping[str, tuple[str, str]]] = {
+    NEEDS_WORKERS: (
+        "more calls come than its workers can run, so that they wait for one another",
+        "more nodes, a higher qos.latency_workers, or a looser target",
+    ),
+    NEEDS_CPU: (
+        "it has the largest share of the processors that it may have",
+        "more nodes, fewer neighbours on them, or a looser target",
+    ),
+    NEEDS_LOOSER: (
+        "a call takes longer than the target while processors are free",
+        "a looser target, or a faster function",
+    ),
+}
+
+
+class LatencyTargets:
+    """The targets of an agent's tasks.
+
+    ``latencies``: of all functions; ``targets``: what is known of baselines.
+
+    :param settings: of the endpoint.
+    :param baselines: seconds by function id, as they were kept.
+    """
+
+    def __init__(self, settings: QosSettings, *, baselines: Mapping[str, float]) -> None:
+        self._settings = settings
+        self._now = 0.0
+        self.latencies = Latencies()
+        self.targets = Targets(
+            weights=settings.weights,
+            baselines=baselines,
+            fastest_s=lambda function_id: self.latencies.fastest_s(function_id, self._now),
+            name_of=self.latencies.name_of,
+        )
+        self._by_manager: dict[str, CpuSharesStatus] = {}
+        self._reported_at = float("-inf")
+        self._report: dict[str, Any] = {}
+
+    def target_of(self, task: Task, now: float) -> OrderTarget | None:
+        """What a task is to hold; None for batch work, as graphs and their calls are."""
+        self._now = now
+        return self.targets.of(task.spec)
+
+    def ended(self, task: Task, finished: Finished, now: float) -> None:
+        """A manager has reported the end of a task."""
+        self._now = now
+        if finished.started_at is None or finished.ended_at is None:
+            return
+        spec, total_s = task.spec, now - task.received_at
+        run_s = finished.ended_at - finished.started_at
+        ended = Ended(
+            spec.function_id,
+            spec.function_hash,
+            spec.submitter,
+            task.input_bytes,
+            total_s,
+            run_s,
+            finished.start_s,
+            task.target,
+        )
+        self.latencies.ended(ended, now)
+        if spec.options.qos is not None and spec.options.qos.is_baseline and finished.error is None:
+            self.targets.measured(spec.function_id, total_s - min(finished.start_s, total_s - max(run_s, 0.0)))
+
+    def weighed(self, manager_id: str, status: CpuSharesStatus) -> None:
+        """What a manager says of its latency classes."""
+        self._by_manager[manager_id] = status
+
+    def lost(self, manager_id: str) -> None:
+        """A manager is gone."""
+        self._by_manager.pop(manager_id, None)
+
+    def report(self) -> dict[str, Any]:
+        """How long functions took and how targets are held, for the cloud; empty before any task has ended. It changes
+        every few seconds at most."""
+        now = self._now
+        if now >= self._reported_at + _REPORT_S:
+            self._reported_at = now
+            classes = self._classes()
+            self.latencies.weighed(classes, now)
+            functions = self.latencies.report(classes, now)
+            self._report = {**self._about(), "functions": functions} if functions else {}
+        return self._report
+
+    def describe(self) -> dict[str, Any]:
+        """How targets are held, for the status of the endpoint; empty while there are none."""
+        classes = self._classes()
+        if not classes:
+            return {}
+        reasons = sorted({state.reason for state in classes.values() if state.reason})
+        return {**self._about(), "classes": len(classes), "reasons": reasons}
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _about(self) -> dict[str, Any]:
+        statuses = self._by_manager.values()
+        return {
+            "policy": self._settings.policy,
+            "actuator": ", ".join(sorted({each.actuator for each in statuses if each.actuator})),
+            "problem": next((each.problem for each in statuses if each.problem), ""),
+            "admission": self._settings.admission,
+        }
+
+    def _classes(self) -> dict[str, ClassState]:
+        """The latency classes of all nodes: the mean of their weights; a target can be held while one node can."""
+        weights: dict[str, list[float]] = {}
+        problems: dict[str, list[str]] = {}
+        for status in self._by_manager.values():
+            for each in status.classes:
+                weights.setdefault(each.name, []).append(each.weight)
+                problems.setdefault(each.name, []).append(each.problem)
+        found: dict[str, ClassState] = {}
+        for name, several in weights.items():
+            reason, fix = _REASONS.get(problems[name][0], ("", "")) if all(problems[name]) else ("", "")
+            found[name] = ClassState(round(statistics.fmean(several), 1), reason, fix)
+        return found

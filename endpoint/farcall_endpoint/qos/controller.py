@@ -1,0 +1,221 @@
+"""Controller: the weights of the latency classes of a node, from the latencies of their tasks. No I/O, no clock.
+
+A latency class is the tasks of one function and submitter with one target. Seconds are those of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from farcall_endpoint.protocol import OrderTarget, WeightOfClass
+from farcall_endpoint.qos.histograms import WindowedHistogram
+from farcall_endpoint.qos.policies import Gains, Policy, ProportionalIntegral, Static, Target, Threshold
+from farcall_endpoint.qos.settings import PolicyName, QosSettings
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+
+BATCH: Final = "batch"
+"""The group of all tasks without a target."""
+
+_WINDOW_S: Final = 4.0
+_MOST_CLASSES: Final = 64
+"""Of a node. Tasks of others are batch work: a submitter may name any number of targets."""
+_FORGET_S: Final = 600.0
+"""After so long without a task, a class is forgotten."""
+_LATE_S: Final = 10.0
+"""A target that was not held for so long cannot be held as things are."""
+_LEAST_PRESSURE: Final = Gains().least_pressure
+_AT_BOUND: Final = 0.95
+_NEW: Final = 0.2
+"""Weight of the newest task in the mean of run times."""
+
+NEEDS_WORKERS: Final = "workers"
+NEEDS_CPU: Final = "cpu"
+NEEDS_LOOSER: Final = "looser"
+
+
+@dataclasses.dataclass(slots=True)
+class LatencyClass:
+    """``pending``: the tasks that have not ended, with their arrival. ``late_since``: when the target was first missed
+    without a break; None if it is held. ``run_s``: mean; None before a task has ended."""
+
+    target: Target
+    window: WindowedHistogram
+    used_at: float
+    pending: dict[str, float] = dataclasses.field(default_factory=dict)
+    run_s: float | None = None
+    weight: float = DEFAULT_WEIGHT
+    late_since: float | None = None
+    problem: str = ""
+
+
+_POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = {
+    "pi": lambda settings: ProportionalIntegral(batch_share=settings.batch_share),
+    "threshold": lambda settings: Threshold(ratio=settings.ratio, delta=settings.delta),
+    "static": lambda _: Static(),
+    "none": lambda _: None,
+}
+
+
+class Controller:
+    """Knows the tasks with a target of a node, and decides the weights of their classes.
+
+    ``classes``: those that there are, by name. ``due_at``: when :meth:`decide` is due.
+
+    :param settings: of the endpoint.
+    """
+
+    def __init__(self, settings: QosSettings) -> None:
+        self._settings = settings
+        self._policy = _POLICIES[settings.policy](settings)
+        self.classes: dict[str, LatencyClass] = {}
+        self.due_at = math.inf
+        self._class_of: dict[str, str] = {}  # by unfinished task
+        self._decided_at: float | None = None
+
+    def add(self, task_id: str, target: OrderTarget, now: float) -> bool:
+        """A task has come; False if it is batch work, as there are too many classes or its target cannot be one."""
+        name = target.name
+        known = self.classes.get(name)
+        if known is None:
+            if len(self.classes) >= _MOST_CLASSES:
+                self._forget_unused(now, after_s=0.0)
+            if len(self.classes) >= _MOST_CLASSES:
+                return False
+            try:
+                found = self._target(target)
+            except ValueError:
+                return False
+            known = self.classes[name] = LatencyClass(found, WindowedHistogram(_WINDOW_S), now)
+        if self.due_at == math.inf:
+            self.due_at = now
+        known.pending[task_id] = now - max(0.0, target.waited_s)
+        known.used_at = now
+        self._class_of[task_id] = name
+        return True
+
+    def restart(self) -> None:
+        """Forget what the policy has learnt; the tasks are still known."""
+        self._policy = _POLICIES[self._settings.policy](self._settings)
+
+    def has(self, task_id: str) -> bool:
+        """Whether a task is here."""
+        return task_id in self._class_of
+
+    def due_time(self, task_id: str) -> float:
+        """When a task that is here should have ended."""
+        known = self.classes[self._class_of[task_id]]
+        return known.pending[task_id] + known.target.latency_s
+
+    def ended(self, task_id: str, now: float, run_s: float) -> None:
+        """A task has ended whose function has run for so long."""
+        known = self._leave(task_id, now)
+        if known is None:
+            return
+        name, class_, arrived_at = known
+        latency_s = max(0.0, now - arrived_at)
+        class_.window.add(latency_s, now)
+        run_s = min(max(0.0, run_s), latency_s)  # which a task may have forged
+        class_.run_s = run_s if class_.run_s is None else class_.run_s + _NEW * (run_s - class_.run_s)
+        if self._policy is not None:
+            self._policy.on_task_ended(name, class_.target, latency_s)
+
+    def drop(self, task_id: str, now: float) -> None:
+        """A task has ended otherwise, or left the node: its latency says nothing."""
+        self._leave(task_id, now)
+
+    def run_s(self, name: str) -> float | None:
+        """How long a task of a class runs; None if it is not known."""
+        known = self.classes.get(name)
+        return None if known is None else known.run_s
+
+    def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
+        """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are
+        forgotten.
+
+        :param pressure, others: see :meth:`~farcall_endpoint.qos.policies.Policy.weights`.
+        :param workers: that a class can have.
+        """
+        interval_s = self._settings.interval_s if self._decided_at is None else now - self._decided_at
+        self._decided_at = now
+        self._forget_unused(now, after_s=_FORGET_S)
+        self.due_at = now + self._settings.interval_s if self.classes else math.inf
+        latencies = {name: self._latency_s(class_, now, workers) for name, class_ in self.classes.items()}
+        if self._policy is None:
+            return {}
+        targets = {name: class_.target for name, class_ in self.classes.items()}
+        weights = self._policy.weights(targets, latencies, pressure=pressure, interval_s=interval_s, others=others)
+        for name, class_ in self.classes.items():
+            class_.weight = weights[name]
+            self._judge(class_, latencies[name], pressure, workers, now)
+        return {**weights, BATCH: DEFAULT_WEIGHT}
+
+    def report(self) -> tuple[WeightOfClass, ...]:
+        """The classes with their weights, and what those need whose target cannot be held, for the agent."""
+        return tuple(
+            WeightOfClass(name, round(class_.weight, 1), class_.problem) for name, class_ in self.classes.items()
+        )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _target(self, target: OrderTarget) -> Target:
+        """:raises ValueError: if it cannot be one."""
+        settings = self._settings
+        return Target(
+            target.latency_s,
+            target.percentile,
+            min_weight=settings.min_weight,
+            max_weight=settings.max_weight,
+            expected_s=target.expected_s,
+            weight=target.weight,
+        )
+
+    def _leave(self, task_id: str, now: float) -> tuple[str, LatencyClass, float] | None:
+        name = self._class_of.pop(task_id, None)
+        if name is None:
+            return None
+        class_ = self.classes[name]
+        class_.used_at = now
+        return name, class_, class_.pending.pop(task_id)
+
+    def _latency_s(self, class_: LatencyClass, now: float, workers: int) -> float | None:
+        """The latency at the percentile of the target: of the tasks that have ended lately, and of those that have not
+        and are late, or will be when those before them have run."""
+        histogram = class_.window.histogram(now)
+        limit_s, run_s = class_.target.latency_s, class_.run_s or 0.0
+        for place, arrived_at in enumerate(class_.pending.values()):
+            expected_s = now - arrived_at + (place // max(workers, 1)) * run_s
+            if expected_s > limit_s:
+                histogram.add(expected_s)
+        return histogram.quantile(class_.target.percentile / 100)
+
+    def _judge(self, class_: LatencyClass, latency_s: float | None, pressure: float, workers: int, now: float) -> None:
+        """Find out whether a target cannot be held as things are, and what it needs."""
+        if latency_s is None or latency_s <= class_.target.latency_s:
+            class_.late_since, class_.problem = None, ""
+            return
+        if class_.late_since is None:
+            class_.late_since = now
+        if now - class_.late_since < _LATE_S:
+            return
+        is_pressed = pressure >= _LEAST_PRESSURE
+        if len(class_.pending) > workers:
+            class_.problem = NEEDS_WORKERS
+        elif not is_pressed:
+            class_.problem = NEEDS_LOOSER
+        elif not isinstance(self._policy, ProportionalIntegral) or class_.weight >= _AT_BOUND * self._most(class_):
+            class_.problem = NEEDS_CPU
+        else:
+            class_.problem = ""
+
+    def _most(self, class_: LatencyClass) -> float:
+        """The largest weight that a class can have beside batch work."""
+        share = self._settings.batch_share
+        return min(class_.target.max_weight, DEFAULT_WEIGHT * (1 - share) / share)
+
+    def _forget_unused(self, now: float, *, after_s: float) -> None:
+        for name, class_ in list(self.classes.items()):
+            if not class_.pending and now - class_.used_at >= after_s:
+                del self.classes[name]

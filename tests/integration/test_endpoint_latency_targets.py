@@ -1,0 +1,225 @@
+"""Latency targets on an engine and an endpoint, with this machine's own means to share the CPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from farcall_common.qos import QoS
+from farcall_endpoint import Engine, process_reaper
+from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
+from farcall_endpoint.manager.cpu_shares import CpuShares, Pressure
+from farcall_endpoint.process_reaper import tree
+from farcall_endpoint.qos.actuators import Actuator, NoActuator, choose
+from farcall_endpoint.qos.cgroup_shares import group_name, hierarchy_of
+from farcall_endpoint.qos.controller import BATCH
+from farcall_endpoint.qos.settings import ActuatorName, QosSettings
+from tests.support.cgroups import made_hierarchies
+from tests.support.endpoint import running_endpoint
+from tests.waiting import wait_until
+
+URGENT = QoS(target_ms=60_000)
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Cgroups]:
+    """Groups below some for this test alone."""
+    parents = made_hierarchies()
+    yield Cgroups(parents)
+    for each in parents:
+        wait_until(Group("", (each.path,)).remove, "all processes have ended")
+
+
+@pytest.fixture
+def pids() -> Iterator[tuple[int, int]]:
+    command = ["sh", "-c", "sleep 1000 & wait"]
+    with subprocess.Popen(command, start_new_session=True) as one, subprocess.Popen(command) as other:
+        wait_until(lambda: tree(one.pid))
+        yield one.pid, other.pid
+        process_reaper.kill_trees({one.pid, other.pid})
+
+
+class Recorded(NoActuator):
+    """An actuator that writes down what it is told, and fails at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: dict[int, str] = {}
+        self.weights: Mapping[str, float] = {}
+        self.forgotten: list[str] = []
+        self.failures = 1
+
+    def join(self, pid: int, function: str) -> None:
+        self.groups[pid] = function
+
+    def set_weights(self, weights: Mapping[str, float], running: Mapping[str, int] | None = None) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("a defect")
+        self.weights = dict(weights)
+
+    def forget(self, function: str) -> None:
+        self.forgotten.append(function)
+
+
+def recording(actuator: Recorded) -> CpuShares:
+    def make(_: Cgroups, __: ActuatorName) -> Actuator:
+        return actuator
+
+    return CpuShares(Cgroups(()), make=make, batch_after_s=0.0)
+
+
+def test_workers_join_from_the_first_weights_on_also_those_that_run_already(pids: tuple[int, int]) -> None:
+    actuator = Recorded()
+    shares = recording(actuator)
+    shares.add(pids[0], "")
+    shares.add(1, "f")
+    shares.remove(1)
+    assert shares.news() is None
+    shares.share({}, {})
+    assert actuator.groups == {}
+    shares.share({BATCH: 100.0, "f": 200.0}, {})
+    wait_until(lambda: actuator.groups == {pids[0]: BATCH})
+    shares.add(pids[1], "f")
+    wait_until(lambda: actuator.groups == {pids[0]: BATCH, pids[1]: "f"})
+    wait_until(lambda: (measured := shares.news()) is not None and measured.actuator == "none")
+    shares.share({BATCH: 100.0, "f": 300.0}, {})
+    wait_until(lambda: actuator.weights == {BATCH: 100.0, "f": 300.0}, "one that fails is tried again")
+    shares.share({BATCH: 100.0}, {})
+    wait_until(lambda: actuator.forgotten == ["f"])
+    shares.close()
+
+
+def test_nothing_happens_where_nothing_is_permitted(tmp_path: Path) -> None:
+    shares = CpuShares(Cgroups([Hierarchy(tmp_path / "missing")]), actuator="cgroup1")
+    shares.add(os.getpid(), "f")
+    assert shares.directories == ()
+    shares.share({"f": 200.0}, {})
+    wait_until(lambda: (measured := shares.news()) is not None and "cgroup v1" in measured.problem)
+    shares.close()
+
+
+def test_processes_get_the_weight_of_their_class(cgroups: Cgroups, pids: tuple[int, int]) -> None:
+    if choose(cgroups, "cgroup1").actuator.name == "none":
+        pytest.skip("cgroups of version 1 cannot be used here")
+    shares = CpuShares(cgroups, actuator="cgroup1", batch_after_s=0.0)
+    shares.add(pids[0], "f")
+    shares.add(pids[1], "")
+    shares.share({BATCH: 100.0, "f": 400.0}, {BATCH: 3, "f": 1})
+    hierarchy = hierarchy_of(cgroups.hierarchies, 1)
+    assert hierarchy is not None
+    root = cgroups.tree(hierarchy).paths[0]
+
+    def group(name: str) -> Group:
+        return Group(group_name(name), (root / group_name(name),))
+
+    wait_until(lambda: group("f").processes() == {pids[0], *tree(pids[0])})
+    wait_until(lambda: pids[1] in group(BATCH).processes())
+    wait_until(lambda: group("f").read("cpu.shares") == ["4096"])
+    assert group(BATCH).read("cpu.shares") == ["1024"]
+    assert (root / "cpu.shares").read_text().strip() == str(1024 * max(4, len(os.sched_getaffinity(0))))
+    process_reaper.kill_trees(set(pids))
+    shares.close()
+    assert not any(directory.exists() for directory in shares.directories)
+
+
+def test_pressure_is_the_part_of_the_time_in_which_processes_wait(tmp_path: Path) -> None:
+    now, file = [0.0], tmp_path / "cpu"
+    pressure = Pressure(file, clock=lambda: now[0])
+    assert pressure.measure() == 1.0, "it is not known"
+    for total, elapsed_s, expected in ((0, 1.0, 1.0), (250_000, 1.0, 0.25), (9_000_000, 1.0, 1.0), (0, 1.0, 0.0)):
+        now[0] += elapsed_s
+        file.write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total}\nfull total=0\n")
+        assert pressure.measure() == pytest.approx(expected)
+    file.write_text("nonsense")
+    assert pressure.measure() == 1.0
+
+
+def wait_for(path: str) -> int:
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def test_a_call_with_a_target_does_not_wait_for_batch_work(tmp_path: Path) -> None:
+    released = tmp_path / "released"
+    with Engine(max_workers=2) as engine:
+        batch = [engine.submit(wait_for, str(released)) for _ in range(4)]
+        urgent = engine.options(qos=URGENT)
+        first = {urgent.submit(pid).result(timeout=60) for _ in range(20)}
+        assert not any(future.done() for future in batch)
+        released.touch()
+        others = {future.result(timeout=60) for future in batch}
+        assert not first & others, "they have workers of their own"
+
+
+def test_calls_with_targets_survive_crashes_cancels_and_other_policies(tmp_path: Path) -> None:
+    settings = QosSettings(policy="threshold", actuator="none", interval_s=0.05)
+    with Engine(max_workers=1, qos_settings=settings, max_attempts=2) as engine:
+        urgent = engine.options(qos=URGENT)
+        crash = urgent.submit(os._exit, 3)
+        kept = [urgent.submit(pid) for _ in range(200)]
+        waits = [urgent.submit(wait_for, str(tmp_path / "never")) for _ in range(2)]
+        assert "exit code 3" in str(crash.exception(timeout=60))
+        assert waits[1].cancel()
+        assert all(future.result(timeout=60) for future in kept)
+        (tmp_path / "never").touch()
+        assert waits[0].result(timeout=60)
+
+
+def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> None:
+    if not writable_hierarchies():
+        pytest.skip("no cgroup is writable here")
+    released = tmp_path / "released"
+    settings = QosSettings(interval_s=0.05)
+    with Engine(max_workers=1, qos_settings=settings) as engine:
+        batch = engine.submit(wait_for, str(released))
+        late = engine.options(qos=QoS(target_ms=1)).submit(wait_for, str(released))
+        own = {each.path for each in writable_hierarchies() if "cpu" in each.controllers}
+
+        def shares() -> list[int]:
+            groups = [path for each in own for path in each.glob("farcall-*/function-*/cpu.shares")]
+            return sorted(int(path.read_text()) for path in groups)
+
+        wait_until(lambda: len(found := shares()) == 2 and found[0] == 1024 and found[1] > 2048)
+        released.touch()
+        assert {batch.result(timeout=60), late.result(timeout=60)}
+    wait_until(lambda: not [path for each in own for path in each.glob("farcall-*")])
+
+
+def wait() -> None:
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_group_is_left_of_a_manager_of_an_endpoint(tmp_path: Path, killed: bool) -> None:
+    if not writable_hierarchies():
+        pytest.skip("no cgroup is writable here")
+    with running_endpoint(tmp_path / "home") as endpoint:
+        endpoint.cloud.submit(wait)
+        [manager] = endpoint.managers()
+
+        def groups() -> list[Path]:
+            return [path for each in writable_hierarchies() for path in each.path.glob(f"farcall-{manager.pid}-*")]
+
+        wait_until(lambda: len(groups()) == len(writable_hierarchies()))
+        for path in groups():  # as when there are latency classes
+            group = Group("function-x", (path / "function-x",))
+            group.paths[0].mkdir()
+            for each in endpoint.workers():
+                group.join(each.pid)
+        if killed:
+            os.kill(manager.pid, signal.SIGKILL)
+            wait_until(lambda: not groups())
+    wait_until(lambda: not groups())

@@ -1,0 +1,144 @@
+"""Latency targets at an agent: which tasks have one, where they go, and what is known of baselines."""
+
+from __future__ import annotations
+
+import pytest
+
+from farcall_common.qos import QoS
+from farcall_common.wire import TaskState
+from farcall_endpoint.agent import events as ev
+from farcall_endpoint.agent.core import AgentCore
+from farcall_endpoint.agent.scheduling import round_robin
+from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.protocol import CpuSharesStatus, Finished, Progress, WeightOfClass
+from farcall_endpoint.qos.controller import NEEDS_CPU
+from farcall_endpoint.qos.settings import QosSettings
+from tests.support.agent import CoreDriver
+from tests.unit.test_endpoint_agent_core import finish, ids, send, spec
+
+TARGET = QoS(target_ms=200)
+
+
+def core_of(*, latency_slots: int = 2, baselines: dict[str, float] | None = None, **settings: object) -> CoreDriver:
+    none = PrefetchPolicy(horizon_s=0.0, limit=0)
+    core = CoreDriver(
+        AgentCore(
+            endpoint_id="e",
+            policy=round_robin(),
+            slots_hint=1,
+            prefetch=none,
+            window=none,
+            max_window=100,
+            qos=QosSettings(**settings),  # type: ignore[arg-type]
+            baselines=baselines,
+        )
+    )
+    register(core, "m", latency_slots)
+    core.opened()
+    core.decide(now=0.0)
+    return core
+
+
+def register(core: CoreDriver, manager_id: str, latency_slots: int) -> None:
+    core.add(ev.ManagerRegistered(manager_id, 1, latency_slots=latency_slots))
+    core.progress(manager_id, Progress(workers=1))
+
+
+def test_a_task_with_a_target_overtakes_a_backlog_and_names_its_class() -> None:
+    core = core_of()
+    send(core, spec("a"), spec("b"), spec("c"))
+    turn = send(core, spec("urgent", qos=TARGET), now=5.0)
+    [task] = turn.orders["m"]
+    assert task.task_id == "urgent"
+    assert task.target is not None
+    assert (task.target.latency_s, task.target.percentile, task.target.waited_s) == (0.2, 95.0, 0.0)
+    assert ids(finish(core, "a").orders["m"]) == ["b", "c"], "it has no place of batch work"
+
+
+def test_only_so_many_wait_at_a_manager_and_the_less_busy_one_comes_first() -> None:
+    core = core_of(latency_slots=1)
+    register(core, "n", 1)
+    core.progress("m", Progress(workers=1, cpu_shares=CpuSharesStatus(pressure=0.9)))
+    assert list(send(core, spec("first", qos=TARGET)).orders) == ["n"]
+    turn = send(core, *(spec(f"{number}", qos=TARGET) for number in range(30)))
+    assert sum(map(len, turn.orders.values())) == 17
+    finish(core, "first", manager="n")
+
+
+def test_where_no_manager_has_workers_for_them_they_come_first_in_the_queue() -> None:
+    core = core_of(latency_slots=0)
+    send(core, spec("a"), spec("b"))
+    assert send(core, spec("urgent", qos=TARGET), spec("later", qos=TARGET)).orders == {}
+    assert ids(finish(core, "a").orders["m"]) == ["urgent", "later"]
+    assert ids(finish(core, "urgent").orders["m"]) == ["b"]
+
+
+def test_the_time_that_a_task_has_waited_here_counts() -> None:
+    core = core_of()
+    core.manager_lost("m", "it died")
+    send(core, spec("a", qos=TARGET), now=1.0)
+    register(core, "n", 2)
+    [task] = core.decide(now=6.0).orders["n"]
+    assert task.target is not None
+    assert task.target.waited_s == 5.0
+
+
+def test_one_that_may_not_run_twice_waits_behind_no_other() -> None:
+    core = core_of(latency_slots=1)
+    tasks = [spec(name, qos=TARGET, idempotent=False) for name in "ab"]
+    assert ids(send(core, *tasks).orders["m"]) == ["a"]
+    assert ids(finish(core, "a").orders["m"]) == ["b"]
+
+
+def test_tasks_of_a_lost_manager_go_to_the_next_one() -> None:
+    core = core_of()
+    send(core, spec("batch"), spec("a", qos=TARGET), spec("b", qos=TARGET))
+    core.manager_lost("m", "it died")
+    core.decide(now=1.0)
+    register(core, "n", 2)
+    assert sorted(ids(core.decide(now=2.0).orders["n"])) == ["a", "b", "batch"]
+
+
+def test_a_multiple_of_the_baseline_is_a_target_once_that_is_known() -> None:
+    slow = QoS(max_slowdown=3)
+    core = core_of()
+    [task] = send(core, spec("a", qos=slow)).orders["m"]
+    assert task.target is None
+    finish(core, "a")
+    for number in range(5):
+        name = f"measure-{number}"
+        send(core, spec(name, qos=QoS(is_baseline=True)), now=10.0 * number)
+        finished = Finished(name, TaskState.SUCCESS, 0, None, 0.0, 0.5, start_s=8.0 if number == 0 else 0.0)
+        core.progress("m", Progress(workers=1, finished=(finished,)), [b"r"])
+        core.decide(now=10.0 * number + (9.0 if number == 0 else 1.0))
+    assert dict(core.core.baselines() or {}) == pytest.approx({"f": 1.0})
+    assert core.core.baselines() is None, "nothing has changed"
+    [task] = send(core, spec("b", qos=slow), now=60.0).orders["m"]
+    assert task.target is not None
+    assert task.target.latency_s == pytest.approx(3.0)
+
+
+def test_baselines_and_weights_of_the_owner_are_known_after_a_restart() -> None:
+    core = core_of(baselines={"f": 0.5}, policy="static", weights={"f": 300.0})
+    [task] = send(core, spec("a", qos=QoS(max_slowdown=2))).orders["m"]
+    assert task.target is not None
+    assert (task.target.latency_s, task.target.expected_s, task.target.weight) == (1.0, 0.5, 300.0)
+
+
+def test_what_managers_say_is_in_the_report() -> None:
+    core = core_of()
+    [task] = send(core, spec("a", qos=TARGET)).orders["m"]
+    assert task.target is not None
+    shares = CpuSharesStatus((WeightOfClass(task.target.name, 900.0, NEEDS_CPU),), "cgroup v1", "", 0.4)
+    finished = Finished("a", TaskState.SUCCESS, 0, None, 0.0, 0.5)
+    core.progress("m", Progress(workers=1, finished=(finished,), cpu_shares=shares), [b"r"])
+    core.decide(now=1.0)
+    found = core.core.report().detail["qos"]
+    assert (found["policy"], found["actuator"], found["admission"]) == ("pi", "cgroup v1", "warn")
+    [row] = found["functions"]
+    assert (row["weight"], row["windows"]["10m"]["violations"]) == (900.0, 1)
+    assert row["infeasible"]["fix"].startswith("more nodes")
+    assert core.core.latency_targets()["classes"] == 1
+    core.manager_lost("m", "it died")
+    core.decide(now=2.0)
+    assert core.core.latency_targets() == {}

@@ -1,0 +1,211 @@
+"""Tasks with a latency target at a manager: their workers, their order, and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from farcall_common.task_options import TaskOptions
+from farcall_common.wire import TaskState
+from farcall_endpoint.manager.actions import Action, Adopt, Launch, ShareCpus, Warn
+from farcall_endpoint.manager.events import CpusMeasured, Job, TasksReceived
+from farcall_endpoint.protocol import CancelTasks, CpuSharesStatus, OrderTarget, TaskOrder
+from farcall_endpoint.qos.controller import BATCH
+from farcall_endpoint.qos.settings import QosSettings
+from tests.support.manager import Rig, done, ready
+
+TARGET = OrderTarget("f", 1.0, 95.0)
+
+
+def rig_of(*, slots: int = 1, latency_workers: int = 2, **options: Any) -> Rig:
+    rig = Rig(slots=slots, latency_workers=latency_workers, **options)
+    rig.start_all()
+    return rig
+
+
+def job(name: str, target: OrderTarget | None = TARGET, *, submitter: str = "", **options: Any) -> Job:
+    order = TaskOrder(name, 1, "h", 0, TaskOptions(**options), submitter=submitter, target=target)
+    return Job(order, b"body", b"payload")
+
+
+def receive(rig: Rig, *jobs: Job) -> list[Action]:
+    return rig.handle(TasksReceived(jobs))
+
+
+def of(kind: type[Any], actions: list[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def ahead(rig: Rig) -> dict[int, list[str]]:
+    return {worker_id: worker.ahead for worker_id, worker in rig.workers.items() if worker.ahead}
+
+
+def test_a_task_with_a_target_gets_an_idle_worker_and_another_one_starts_in_its_place() -> None:
+    rig = rig_of()
+    actions = receive(rig, job("a"))
+    assert of(Adopt, actions) == [Adopt(0, "f")]
+    assert [(each.worker_id, each.target) for each in of(Launch, actions)] == [(1, "")]
+    assert ahead(rig) == {0: ["a"]}
+
+
+def test_it_does_not_wait_for_batch_work() -> None:
+    rig = rig_of()
+    rig.jobs("batch-1", "batch-2")
+    assert [each.target for each in of(Launch, receive(rig, job("a")))] == ["f"]
+    rig.handle(ready(1))
+    assert ahead(rig) == {0: ["batch-1"], 1: ["a"]}
+    rig.done(0)
+    assert ahead(rig) == {0: ["batch-2"], 1: ["a"]}
+
+
+def test_batch_work_does_not_run_on_its_workers() -> None:
+    rig = rig_of()
+    receive(rig, job("a"))
+    rig.done(0)
+    rig.handle(ready(1))
+    rig.jobs("batch-1", "batch-2")
+    assert ahead(rig) == {1: ["batch-1"]}
+
+
+def test_there_are_no_more_workers_than_the_owner_permits() -> None:
+    rig = rig_of(latency_workers=2)
+    rig.jobs("batch")
+    actions = receive(rig, *(job(name) for name in "abcd"))
+    assert len(of(Launch, actions)) == 2
+    rig.handle(ready(1), ready(2))
+    assert {each for names in ahead(rig).values() for each in names} == {"batch", "a", "b"}
+    rig.done(1)
+    assert "c" in ahead(rig)[1]
+
+
+def test_what_must_end_first_comes_first() -> None:
+    rig = rig_of(latency_workers=1)
+    rig.jobs("batch")
+    late = OrderTarget("f", 1.0, 95.0, waited_s=0.5)
+    receive(rig, job("first"), job("second"), job("late", late))
+    rig.handle(ready(1))
+    assert [rig.done(1) for _ in range(3)] == ["late", "first", "second"]
+
+
+def test_the_submitter_with_the_fewest_workers_gets_the_next_one() -> None:
+    rig = rig_of(latency_workers=2)
+    rig.jobs("batch")
+    mine, other = OrderTarget("mine", 0.01, 95.0), OrderTarget("other", 9.0, 95.0)
+    receive(rig, job("a", mine, submitter="m"), job("b", mine, submitter="m"), job("c", other, submitter="o"))
+    assert sorted(worker.pair.target for worker in rig.core._workers.values()) == ["", "mine", "other"]
+
+
+def test_an_idle_worker_makes_room_for_a_class_without_one() -> None:
+    rig = rig_of(latency_workers=1)
+    rig.jobs("batch")
+    receive(rig, job("a"))
+    rig.handle(ready(1))
+    rig.done(1)
+    receive(rig, job("b", OrderTarget("g", 1.0, 95.0)))
+    assert rig.killed == [1]
+    rig.die(1)
+    rig.handle(ready(2))
+    assert ahead(rig)[2] == ["b"]
+
+
+def test_workers_without_tasks_end_after_a_while() -> None:
+    rig = rig_of()
+    rig.jobs("batch")
+    receive(rig, job("a"))
+    rig.handle(ready(1))
+    rig.done(1)
+    rig.now = 299.0
+    rig.handle()
+    assert rig.killed == []
+    rig.now = 301.0
+    rig.handle()
+    assert rig.killed == [1]
+    rig.die(1)
+    rig.handle()
+    assert len(rig.core._assignment.free_slots) == 0, "it had no slot"
+
+
+def test_without_workers_of_their_own_they_come_before_batch_work_in_order() -> None:
+    rig = rig_of(latency_workers=0)
+    rig.jobs("running", "batch")
+    receive(rig, job("a"), job("late", OrderTarget("f", 1.0, 95.0, waited_s=0.5)), job("b"))
+    assert [rig.done(0) for _ in range(5)] == ["running", "late", "a", "b", "batch"]
+    assert of(ShareCpus, rig.handle()) == []
+
+
+def test_cancelled_tasks_leave_the_queue_and_the_controller() -> None:
+    rig = rig_of(latency_workers=1)
+    rig.jobs("batch")
+    receive(rig, job("a"), job("b"))
+    rig.handle(CancelTasks(("b",)))
+    assert [(each.task_id, each.state) for each in rig.progress().finished] == [("b", TaskState.CANCELLED)]
+    controller = rig.core._latency.controller
+    assert (controller.has("a"), controller.has("b")) == (True, False)
+    rig.handle(ready(1))
+    rig.read(1)
+    rig.die(1)
+    assert [each.task_id for each in rig.progress().died] == ["a"]
+    assert not controller.has("a")
+
+
+def test_weights_follow_the_latency_and_are_reported() -> None:
+    rig = rig_of()
+    rig.jobs("batch")
+    rig.handle(CpusMeasured(0.5, "cgroup v1"))
+    receive(rig, job("a", OrderTarget("f", 0.1, 95.0)))
+    rig.handle(ready(1))
+    rig.read(1)
+    weights = 0.0
+    for number in range(1, 20):
+        rig.now = number / 4
+        for action in of(ShareCpus, rig.handle()):
+            assert action.weights[BATCH] == 100.0
+            assert action.running == {BATCH: 1, "f": 1}
+            weights = action.weights["f"]
+    assert weights > 500.0
+    reported = [each.progress.cpu_shares for each in rig.reports if each.progress.cpu_shares is not None]
+    assert isinstance(reported[-1], CpuSharesStatus)
+    assert (reported[-1].actuator, reported[-1].classes[0].name) == ("cgroup v1", "f")
+    assert reported[-1].classes[0].weight > 500.0
+    assert len(reported) <= 7, "once a second at most"
+
+
+def test_a_policy_that_fails_changes_no_weight_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = rig_of()
+    rig.jobs("batch")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    receive(rig, job("a"))
+    monkeypatch.setattr(rig.core._latency.controller._policy, "weights", fail)
+    rig.now = 1.0
+    actions = rig.handle()
+    assert [each.text.endswith("RuntimeError: a defect") for each in of(Warn, actions)] == [True]
+    assert of(ShareCpus, actions) == []
+    rig.now = 2.0
+    assert len(of(ShareCpus, rig.handle())) == 1
+
+
+def test_the_start_that_a_task_waited_for_is_reported() -> None:
+    rig = rig_of()
+    rig.jobs("batch")
+    receive(rig, job("a"))
+    rig.now = 0.4
+    rig.handle(ready(1))
+    rig.handle(done(1, "a"))
+    rig.done(0)
+    found = {each.task_id: each.start_s for each in rig.progress().finished}
+    assert found == {"a": pytest.approx(0.4), "batch": 0.0}
+
+
+def test_short_tasks_wait_behind_others_only_for_a_part_of_their_target() -> None:
+    rig = rig_of(latency_workers=1, prefetch=50, qos=QosSettings())
+    rig.jobs("batch")
+    receive(rig, *(job(f"{number}", OrderTarget("f", 0.1, 95.0)) for number in range(30)))
+    rig.handle(ready(1))
+    assert ahead(rig)[1] == ["0"]
+    rig.now = 0.001
+    rig.done(1, duration_s=0.001)
+    assert len(ahead(rig)[1]) == 11

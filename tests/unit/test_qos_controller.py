@@ -1,0 +1,137 @@
+"""The controller of a node: which latency it sees, what it does when targets cannot be held, and its limits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from farcall_endpoint.protocol import OrderTarget
+from farcall_endpoint.qos.controller import BATCH, NEEDS_CPU, NEEDS_LOOSER, NEEDS_WORKERS, Controller
+from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+
+TARGET = OrderTarget("f", 0.1, 90.0, expected_s=0.05, weight=300.0)
+
+
+def decide(controller: Controller, now: float, *, pressure: float = 0.5, workers: int = 4) -> dict[str, float]:
+    return dict(controller.decide(now, pressure=pressure, others=1, workers=workers))
+
+
+def run(controller: Controller, latency_s: float, *, start: float = 0.0, seconds: int = 20, **given: Any) -> float:
+    """The weight after tasks that took so long."""
+    weights: dict[str, float] = {}
+    for number in range(4 * seconds):
+        now = start + number / 4
+        controller.add(f"{now}", TARGET, now - latency_s)
+        controller.ended(f"{now}", now, latency_s / 2)
+        weights = decide(controller, now, **given)
+    return weights["f"]
+
+
+def test_a_class_whose_tasks_are_late_gets_more_and_then_less() -> None:
+    controller = Controller(QosSettings())
+    high = run(controller, 0.3)
+    assert high > 5 * DEFAULT_WEIGHT
+    assert run(controller, 0.02, start=100.0) < high / 2
+
+
+def test_a_task_that_does_not_end_counts_as_soon_as_it_is_late() -> None:
+    controller = Controller(QosSettings())
+    controller.add("a", TARGET, 0.0)
+    assert decide(controller, 0.09) == pytest.approx({"f": DEFAULT_WEIGHT, BATCH: DEFAULT_WEIGHT})
+    assert decide(controller, 0.3)["f"] > DEFAULT_WEIGHT
+    assert controller.due_time("a") == pytest.approx(0.1)
+
+
+def test_tasks_that_will_be_late_count_before_they_are() -> None:
+    controller = Controller(QosSettings())
+    controller.add("first", TARGET, 0.0)
+    controller.ended("first", 0.06, 0.06)
+    for number in range(10):
+        controller.add(f"{number}", TARGET, 1.0)
+    assert decide(controller, 1.01, workers=10)["f"] == pytest.approx(DEFAULT_WEIGHT)
+    assert decide(controller, 1.02, workers=2)["f"] > DEFAULT_WEIGHT
+
+
+def test_the_time_at_the_agent_counts() -> None:
+    controller = Controller(QosSettings())
+    controller.add("a", OrderTarget("f", 0.1, 90.0, waited_s=5.0), 10.0)
+    assert controller.due_time("a") == pytest.approx(5.1)
+    controller.add("b", OrderTarget("f", 0.1, 90.0, waited_s=-5.0), 10.0)
+    assert controller.due_time("b") == pytest.approx(10.1)
+
+
+@pytest.mark.parametrize(("policy", "weight"), [("static", 300.0), ("threshold", 100 * (512 + 20 * 80) / 512)])
+def test_other_policies(policy: Any, weight: float) -> None:
+    assert run(Controller(QosSettings(policy=policy)), 0.3) == pytest.approx(weight)
+
+
+def test_the_policy_none_sets_nothing() -> None:
+    controller = Controller(QosSettings(policy="none"))
+    controller.add("a", TARGET, 0.0)
+    assert decide(controller, 1.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [({}, NEEDS_CPU), ({"pressure": 0.0}, NEEDS_LOOSER), ({"workers": 0}, NEEDS_WORKERS)],
+    ids=["cpu", "looser", "workers"],
+)
+def test_what_a_target_needs_is_said_once_it_is_missed_for_long(given: dict[str, Any], problem: str) -> None:
+    controller = Controller(QosSettings())
+    controller.add("waits", TARGET, 0.0)
+    run(controller, 0.5, seconds=5, **given)
+    assert [each.problem for each in controller.report()] == [""]
+    run(controller, 0.5, start=5.0, **given)
+    assert [each.problem for each in controller.report()] == [problem]
+    controller.drop("waits", 30.0)
+    run(controller, 0.05, start=100.0, **given)
+    assert [each.problem for each in controller.report()] == [""]
+
+
+def test_there_are_64_classes_at_most_and_unused_ones_make_room() -> None:
+    controller = Controller(QosSettings())
+    for number in range(64):
+        assert controller.add(f"t{number}", OrderTarget(f"f{number}", 1.0, 90.0), 0.0)
+    assert not controller.add("one more", OrderTarget("more", 1.0, 90.0), 1.0)
+    assert not controller.has("one more")
+    controller.ended("t7", 2.0, 1.0)
+    assert controller.add("one more", OrderTarget("more", 1.0, 90.0), 3.0)
+    assert len(controller.classes) == 64
+    for number in range(10_000):
+        controller.drop("one more", 4.0)
+        assert controller.add("one more", OrderTarget(f"more{number}", 1.0, 90.0), 4.0)
+    assert len(controller.classes) == 64
+
+
+def test_a_class_is_forgotten_after_a_while_and_then_nothing_is_due() -> None:
+    controller = Controller(QosSettings())
+    assert controller.due_at == math.inf
+    controller.add("a", TARGET, 0.0)
+    assert controller.due_at == 0.0
+    controller.ended("a", 1.0, 0.5)
+    assert decide(controller, 500.0).keys() == {"f", BATCH}
+    assert decide(controller, 700.0).keys() == {BATCH}
+    assert controller.due_at == math.inf
+
+
+@pytest.mark.parametrize("latency_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_target_that_makes_no_sense_is_batch_work(latency_s: float) -> None:
+    controller = Controller(QosSettings())
+    assert not controller.add("a", OrderTarget("f", latency_s, 90.0), 0.0)
+    assert not controller.classes
+
+
+def test_a_clock_that_steps_and_times_that_a_task_forges_change_little() -> None:
+    controller = Controller(QosSettings())
+    for run_s in (math.nan, -5.0, 1e18, math.inf):
+        controller.add("a", TARGET, 1.0)
+        controller.ended("a", 1.05, run_s)
+    controller.ended("unknown", 1.0, 1.0)
+    decide(controller, 1.0)
+    assert decide(controller, 0.5)["f"] == pytest.approx(DEFAULT_WEIGHT, rel=0.5)
+    mean_s = controller.run_s("f")
+    assert mean_s is not None
+    assert 0 <= mean_s <= 0.05
