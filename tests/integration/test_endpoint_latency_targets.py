@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,7 @@ from farcall_endpoint.qos.controller import BATCH
 from farcall_endpoint.qos.settings import ActuatorName, QosSettings
 from tests.support.cgroups import made_hierarchies
 from tests.support.endpoint import running_endpoint
+from tests.support.ordinary_user import as_ordinary_user
 from tests.waiting import wait_until
 
 URGENT = QoS(target_ms=60_000)
@@ -182,7 +185,7 @@ def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> No
     if not writable_hierarchies():
         pytest.skip("no cgroup is writable here")
     released = tmp_path / "released"
-    settings = QosSettings(interval_s=0.05)
+    settings = QosSettings(policy="static", weights={"wait_for": 400}, interval_s=0.05)
     with Engine(max_workers=1, qos_settings=settings) as engine:
         batch = engine.submit(wait_for, str(released))
         late = engine.options(qos=QoS(target_ms=1)).submit(wait_for, str(released))
@@ -192,10 +195,55 @@ def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> No
             groups = [path for each in own for path in each.glob("farcall-*/function-*/cpu.shares")]
             return sorted(int(path.read_text()) for path in groups)
 
-        wait_until(lambda: len(found := shares()) == 2 and found[0] == 1024 and found[1] > 2048)
+        wait_until(lambda: shares() == [1024, 4096])
         released.touch()
         assert {batch.result(timeout=60), late.result(timeout=60)}
     wait_until(lambda: not [path for each in own for path in each.glob("farcall-*")])
+
+
+AUTOGROUPS = """
+import sys, threading, time
+from pathlib import Path
+from farcall_common.qos import QoS
+from farcall_endpoint import Engine
+from farcall_endpoint.qos.autogroup import read_autogroup
+from farcall_endpoint.qos.settings import QosSettings
+
+def wait_for(path):
+    import os, time
+    Path(path + f".{os.getpid()}").touch()
+    while not Path(path).exists():
+        time.sleep(0.01)
+    return os.getpid()
+
+released = Path(sys.argv[1]) / "released"
+settings = QosSettings(policy="static", weights={"wait_for": 400}, actuator="autogroup", interval_s=0.05)
+with Engine(max_workers=1, qos_settings=settings) as engine:
+    batch = engine.submit(wait_for, str(released))
+    late = engine.options(qos=QoS(target_ms=1)).submit(wait_for, str(released))
+    until, nices = time.monotonic() + 60, {}
+    while time.monotonic() < until and sorted(nices.values())[-1:] < [5]:
+        pids = [int(path.suffix[1:]) for path in released.parent.glob("released.*")]
+        nices = {pid: found[1] for pid in pids if (found := read_autogroup(pid)) is not None}
+        threading.Event().wait(0.05)
+    status = engine._loop._core.latency_targets()
+    released.touch()
+    print(status.get("problem") or nices.get(batch.result(60), 0) - nices.get(late.result(60), 0))
+"""
+
+
+def test_an_ordinary_user_has_weights_by_autogroups(tmp_path: Path) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("no other user can be had here")
+    tmp_path.chmod(0o777)
+    command = as_ordinary_user([sys.executable, "-c", AUTOGROUPS, str(tmp_path)], reachable=[Path.cwd(), tmp_path])
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "HOME": str(tmp_path)}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("autogroup:"):
+        pytest.skip(done.stdout)
+    assert int(done.stdout) >= 5
 
 
 def wait() -> None:

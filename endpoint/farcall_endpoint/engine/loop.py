@@ -362,7 +362,14 @@ class EngineLoop:
             match message:
                 case protocol.Registered() as registered:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
-                    self._events.append(ev.ManagerRegistered(manager_id, registered.slots, registered.ends_at))
+                    self._events.append(
+                        ev.ManagerRegistered(
+                            manager_id,
+                            registered.slots,
+                            registered.ends_at,
+                            latency_slots=registered.latency_workers,
+                        )
+                    )
                 case protocol.Progress() as progress:
                     results = UserBytes(cast("list[Bytes]", bodies))  # only those of calls are in files
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
