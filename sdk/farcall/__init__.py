@@ -11,6 +11,8 @@ from farcall._display import track
 from farcall._executor import Executor
 from farcall._future import ComputeFuture, InputFailed
 from farcall._include import include
+from farcall._latencies import Baseline, FunctionLatency, LatencyReport
+from farcall._qos import LatencyTargets, QosWarning
 from farcall._running import current
 from farcall._settings import Settings
 from farcall._shell import MPIFunction, ShellFunction
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from farcall_common.objects import Reference, store
 
 __all__ = [
+    "Baseline",
     "Chain",
     "Client",
     "ComputeFuture",
@@ -73,10 +76,13 @@ __all__ = [
     "File",
     "Forbidden",
     "Function",
+    "FunctionLatency",
     "FunctionUnknown",
     "Graph",
     "InputFailed",
     "InvalidRequest",
+    "LatencyReport",
+    "LatencyTargets",
     "LimitExceeded",
     "MPIFunction",
     "NotFound",
@@ -85,6 +91,7 @@ __all__ = [
     "PayloadTooLarge",
     "Progress",
     "QoS",
+    "QosWarning",
     "Reference",
     "ResultRefused",
     "SerializationError",

@@ -711,6 +711,7 @@ class Executor(Submitter, SourceCode):
         metadata: Mapping[str, Any] | None = None,
         public: bool = False,
         memoize: bool = False,
+        qos: QoS | Mapping[str, Any] | None = None,
         container: str | None = None,
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
@@ -719,6 +720,7 @@ class Executor(Submitter, SourceCode):
 
         With ``function_id``, nothing is registered: calls of the function use the function with that id.
 
+        :param qos: the latency that its calls are to hold, unless they or the executor say otherwise.
         :param container: the environment of its calls, as ``environment`` and ``requirements`` (see
             :meth:`Client.register_function`).
         :raises SerializationError: if the function cannot be sent.
@@ -734,6 +736,7 @@ class Executor(Submitter, SourceCode):
                 metadata=metadata,
                 public=public,
                 memoize=memoize,
+                qos=qos,
                 serializer=self._engine.serializer,
                 container=container,
                 environment=environment,

@@ -76,7 +76,7 @@ def test_older_form_of_a_submit_has_the_target_of_the_function(lab: QosLab) -> N
     function_id = lab.function(qos=TARGET)
     body = {"tasks": [[function_id, lab.endpoint_id, PAYLOAD]]}
     task_id = lab.api.call("POST", "/v2/submit", body).body["results"][0]["task_uuid"]
-    assert lab.records.tasks.get_tasks([task_id])[task_id].options.qos == QoS(**TARGET)
+    assert lab.records.tasks.get_tasks([task_id])[task_id].options.qos == QoS(target_ms=200, percentile=90)
 
 
 def test_callees_bring_no_target(lab: QosLab) -> None:
