@@ -26,7 +26,6 @@ from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.limits import TASKS_PER_SUBMIT
-from farcall_common.qos import QoS
 
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from farcall._task_output import OnOutput
     from farcall_common.objects import Reference
     from farcall_common.payload import Serializer
+    from farcall_common.qos import QoS
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
 
