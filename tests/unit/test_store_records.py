@@ -776,15 +776,16 @@ class RecordsSuite:
     def test_a_report_of_latency_targets_stays_until_the_next_one(self, records: Records) -> None:
         for endpoint_id in ("e1", "e2"):
             records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", endpoint_id))
+        function_id = str(uuid.uuid4())
         function = FunctionQos(
-            function_id="f",
+            function_id=function_id,
             target_ms=200.0,
             weights=((1.5, 100.0),),
             windows={"1m": WindowNumbers(tasks=3, p50_ms=2.5)},
             infeasible=Infeasible("it waits \N{SNOWMAN}", "add workers"),
         )
         reports = [QosReport(policy="pi", functions=(function,), reported_at=at) for at in (1.0, 2.0)]
-        target = InfeasibleTarget(function_id="f", target_ms=200.0, reason="it waits")
+        target = InfeasibleTarget(function_id=function_id, target_ms=200.0, reason="it waits")
         status = EndpointStatus(infeasible=(target,), refuses_infeasible=True)
         records.endpoints.set_presence(
             [Presence("gone", True, status, reports[0]), Presence("e1", True, status, reports[0])]
