@@ -17,6 +17,7 @@
     ├── LimitExceeded             a limit is reached; retry later
     │   ├── RateLimited           too many requests in a short time
     │   ├── QueueFull             too many tasks wait for an endpoint
+    │   ├── TargetInfeasible      an endpoint cannot hold the latency target of a task
     │   └── QuotaExceeded         (retry after something was deleted; StoreFull: from a store of objects)
     ├── Unavailable               a part of the service is unavailable; retry
     │   ├── DatabaseUntrusted     its certificate is not accepted
@@ -366,6 +367,12 @@ class RateLimited(LimitExceeded):
 class QueueFull(LimitExceeded):
     code = "QUEUE_FULL"
     default_hint = "Wait until the endpoint has finished some of its tasks, or use another endpoint."
+
+
+class TargetInfeasible(LimitExceeded):
+    code = "TARGET_INFEASIBLE"
+    retryable = False
+    default_hint = "Submit with a looser target, without one (`qos=QoS()`), or to another endpoint."
 
 
 class QuotaExceeded(LimitExceeded):

@@ -74,13 +74,13 @@ def read_progress(value: Any, *, now: float | None = None) -> Progress | None:
     return found
 
 
-def clean_text(text: str) -> str:
-    """One line of at most :data:`MAX_TEXT` characters without control characters and others that cannot be printed,
-    such as overrides of the direction of text."""
-    text = text[: 4 * MAX_TEXT]  # before more is done with it
+def clean_text(text: str, *, most: int = MAX_TEXT) -> str:
+    """One line of at most ``most`` characters without control characters and others that cannot be printed, such as
+    overrides of the direction of text."""
+    text = text[: 4 * most]  # before more is done with it
     if not text.isprintable():
         text = "".join([each if each.isprintable() else " " for each in text])
-    return " ".join(text.split())[:MAX_TEXT]
+    return " ".join(text.split())[:most]
 
 
 def _in_words(number: int | float) -> str:

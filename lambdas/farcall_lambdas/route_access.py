@@ -82,6 +82,7 @@ _REGISTER_FUNCTION: Final = RouteAccess(None, None, "functions:write", limits=_E
 _SEE_FUNCTION: Final = RouteAccess("function", "see", "functions:read", limits=_BOTH)
 _SEE_CONTAINER: Final = RouteAccess("container", "own", "functions:read", limits=_BOTH)
 _SEE_ENDPOINT: Final = RouteAccess("endpoint", "see", "endpoints:read", limits=_BOTH)
+_READ_QOS: Final = RouteAccess("endpoint", "use", "endpoints:read", limits=_ENDPOINTS)
 _REGISTER_ENDPOINT: Final = RouteAccess(None, None, "endpoints:register", limits=_FUNCTIONS)
 _MANAGE_ENDPOINT: Final = RouteAccess("endpoint", "manage", "endpoints:manage", limits=_BOTH)
 _MANAGE_TASKS: Final = RouteAccess("endpoint", "manage", "endpoints:manage", limits=_ENDPOINTS)
@@ -137,6 +138,7 @@ ROUTE_ACCESS: Final[Mapping[tuple[str, str], RouteAccess]] = {
     ("GET", "/v2/endpoints/<endpoint_id>"): _SEE_ENDPOINT,
     ("GET", "/v2/endpoints/<endpoint_id>/status"): _SEE_ENDPOINT,
     ("GET", "/v3/endpoints/<endpoint_id>/allowed_functions"): _SEE_ENDPOINT,
+    ("GET", "/v3/endpoints/<endpoint_id>/qos"): _READ_QOS,
     ("POST", "/v2/endpoints/<endpoint_id>/lock"): _SEE_ENDPOINT,
     ("POST", "/v3/endpoints/<endpoint_id>/lock"): _SEE_ENDPOINT,
     ("PUT", "/v3/endpoints/<endpoint_id>"): _MANAGE_ENDPOINT,

@@ -52,13 +52,16 @@ from farcall_common.file_arguments import File
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.progress import Progress
-from farcall_common.qos import QoS
 from farcall_common.staging import StagedFile, Staging
 
 if TYPE_CHECKING:
+    from farcall._latencies import Baseline, FunctionLatency, LatencyReport
+    from farcall._qos import LatencyTargets, QosWarning
     from farcall_common.objects import Reference, store
+    from farcall_common.qos import QoS
 
 __all__ = [
+    "Baseline",
     "Chain",
     "Client",
     "ComputeFuture",
@@ -73,10 +76,13 @@ __all__ = [
     "File",
     "Forbidden",
     "Function",
+    "FunctionLatency",
     "FunctionUnknown",
     "Graph",
     "InputFailed",
     "InvalidRequest",
+    "LatencyReport",
+    "LatencyTargets",
     "LimitExceeded",
     "MPIFunction",
     "NotFound",
@@ -85,6 +91,7 @@ __all__ = [
     "PayloadTooLarge",
     "Progress",
     "QoS",
+    "QosWarning",
     "Reference",
     "ResultRefused",
     "SerializationError",
@@ -119,12 +126,21 @@ __all__ = [
     "track",
 ]
 
-#: Loaded at the first use: programs without references start without them.
-_OBJECTS: Final = {"Reference": "farcall_common.objects.references", "store": "farcall_common.objects.store"}
+#: Loaded at the first use: programs without references or latency targets start without them.
+_LATER: Final = {
+    "Baseline": "farcall._latencies",
+    "FunctionLatency": "farcall._latencies",
+    "LatencyReport": "farcall._latencies",
+    "LatencyTargets": "farcall._qos",
+    "QoS": "farcall_common.qos",
+    "QosWarning": "farcall._qos",
+    "Reference": "farcall_common.objects.references",
+    "store": "farcall_common.objects.store",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OBJECTS:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(_OBJECTS[name])
+    module = importlib.import_module(_LATER[name])
     return module if name == "store" else getattr(module, name)

@@ -268,6 +268,9 @@ class Api:
         """``results``, and with ``next`` there may be more: the request again with that as ``after``."""
         return self._call("POST", f"/v3/endpoints/{quote(endpoint_id, safe='')}/tasks/cancel", body=_given(body))
 
+    def get_endpoint_qos(self, endpoint_id: str) -> Json:
+        return self._call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/qos")
+
     def endpoint_keys(self, endpoint_id: str) -> Json:
         return self._call("GET", f"/v3/endpoints/{quote(endpoint_id, safe='')}/keys")
 

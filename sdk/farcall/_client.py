@@ -17,7 +17,7 @@ from farcall._display import Record, Records
 from farcall._settings import Settings, bearer_token
 from farcall._sharing import Sharing
 from farcall._stages import stages_of
-from farcall._task_info import TaskInfo, Why
+from farcall._task_info import TaskInfo, Why, target_of
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
 from farcall_common.progress import PROGRESS, read_progress
@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from farcall._batch import Batch
     from farcall._compatibility import CompatibilityChecker
     from farcall._names import EndpointNames, Ids
+    from farcall._qos import LatencyTargets, TargetWarnings
     from farcall._sealing import Sealer, SealMode
     from farcall._settings import Authorizer
     from farcall._task_output import OutputPart, OutputReader, TaskOutput
     from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
+    from farcall_common.qos import QoS
     from farcall_common.task_options import OwnOptionsDict
 
 
@@ -99,6 +101,7 @@ class Connection:
     names: EndpointNames
     ids: Ids
     output: OutputReader
+    target_warnings: TargetWarnings
 
 
 class Client(SourceCode, Sharing):
@@ -168,6 +171,7 @@ class Client(SourceCode, Sharing):
         from farcall._functions import as_serializer
         from farcall._http import Http
         from farcall._names import EndpointNames, Ids
+        from farcall._qos import TargetWarnings
         from farcall._sealing import Sealer, default_mode
         from farcall._task_output import OutputReader
         from farcall._trust import ResultPolicy, allowed_strategies, trusted_endpoints
@@ -191,6 +195,7 @@ class Client(SourceCode, Sharing):
             EndpointNames(lambda role: self._api.list_endpoints(role=role)),
             Ids(self._api),
             OutputReader(self._api, sealer),
+            TargetWarnings(),
         )
         self.fx_serializer: Serializer = as_serializer(
             code=code_serialization_strategy, data=data_serialization_strategy
@@ -236,6 +241,13 @@ class Client(SourceCode, Sharing):
         raise Unsupported(
             "this client did not log in", hint="`farcall logout` deletes a login; FARCALL_TOKEN must be unset."
         )
+
+    @property
+    def qos(self) -> LatencyTargets:
+        """Latency targets: :meth:`~LatencyTargets.report` and :meth:`~LatencyTargets.baseline`."""
+        from farcall._qos import LatencyTargets
+
+        return LatencyTargets(self, self._api)
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -338,6 +350,7 @@ class Client(SourceCode, Sharing):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
             check_answer(part, ids)
+            self._connection.target_warnings.show(part, endpoint_id=endpoint_id, names={})
             answer["request_id"] = part.get("request_id", "")
             for function_id, task_ids in ids.items():
                 answer["tasks"].setdefault(function_id, []).extend(task_ids)
@@ -562,6 +575,7 @@ class Client(SourceCode, Sharing):
         group: str | None = None,
         ha_endpoint_id: str | None = None,
         memoize: bool = False,
+        qos: QoS | Mapping[str, Any] | None = None,
         container: str | None = None,
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
@@ -577,6 +591,7 @@ class Client(SourceCode, Sharing):
         :param environment: the same without a registration (see :attr:`Executor.environment`).
         :param requirements: the same: packages that the endpoint installs (see :attr:`Executor.requirements`).
         :param memoize: whether equal calls are memoized by default (see :attr:`Executor.memoize`).
+        :param qos: the latency that calls are to hold by default (see :class:`QoS`).
         :param sign_with: the file of an SSH private key that signs name and code, for endpoints that run signed
             functions only; or of a public key (``.pub``) that an ssh-agent has.
         :param group: only None, as ``ha_endpoint_id``: a function is public or private.
@@ -595,6 +610,7 @@ class Client(SourceCode, Sharing):
             metadata=metadata,
             public=public,
             memoize=memoize,
+            qos=qos,
             serializer=self.fx_serializer,
             container=container or (None if container_uuid is None else str(container_uuid)),
             environment=environment,
@@ -612,6 +628,7 @@ class Client(SourceCode, Sharing):
         metadata: Mapping[str, Any] | None = None,
         public: bool | None = None,
         memoize: bool | None = None,
+        qos: QoS | Mapping[str, Any] | None = None,
         container: str | None = None,
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
@@ -619,17 +636,17 @@ class Client(SourceCode, Sharing):
     ) -> int:
         """Change a function of yours, and return the number of its newest version.
 
-        Another ``function``, ``metadata``, ``container``, ``environment`` or ``requirements`` make a new version, which
-        later calls by the id run; old versions stay, and are called by ``<id>@<version>``. Name, description and
-        sharing are the same for all versions. An argument that is None changes nothing; an empty ``container`` takes
-        the environment away.
+        Another ``function``, ``metadata``, ``qos``, ``container``, ``environment`` or ``requirements`` make a new
+        version, which later calls by the id run; old versions stay, and are called by ``<id>@<version>``. Name,
+        description and sharing are the same for all versions. An argument that is None changes nothing; an empty
+        ``container`` takes the environment away, and ``QoS()`` the latency target.
 
         Another name or other code end a signature; ``sign_with`` signs the newest version as it is after the change.
 
         :raises SerializationError: if the function cannot be sent.
         :raises ConfigurationError: if the key cannot sign.
         """
-        from farcall._functions import environment_fields, registration
+        from farcall._functions import environment_fields, qos_fields, registration
 
         body: Json = {"meta": None if metadata is None else dict(metadata)}
         if function is not None:
@@ -637,6 +654,7 @@ class Client(SourceCode, Sharing):
             body = {key: whole[key] for key in ("function_code", "meta")}
         body |= {"function_name": name, "description": description, "public": public, "memoize": memoize}
         body |= environment_fields(container=container, environment=environment, requirements=requirements)
+        body |= qos_fields(qos)
         given = {key: value for key, value in body.items() if value is not None}
         if sign_with is not None:
             now = {} if {"function_name", "function_code"} <= given.keys() else self.get_function(function_id)
@@ -995,6 +1013,7 @@ class Client(SourceCode, Sharing):
             progress=read_progress(result.details.get(PROGRESS)),
             staging=read_staging(result.details.get(STAGING)),
             files=read_files(result.details.get(FILES)),
+            target=target_of(task),
         )
 
 

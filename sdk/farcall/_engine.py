@@ -36,6 +36,7 @@ from farcall._functions import FunctionHandle, FunctionTable, PackedCall, Requir
 from farcall._future import ComputeFuture, Origin, TaskRecord, failure_of, inputs_of, resolved, when_all_done
 from farcall._graphs import GraphTask
 from farcall._pacing import BurstLimit
+from farcall._qos import TargetWarnings
 from farcall._results import Collector, Poller, ResultReader, result_from_json
 from farcall._stream import Stream
 from farcall._task_info import Why
@@ -49,6 +50,7 @@ from farcall_common.errors import (
     FarcallError,
     ProtocolError,
     SerializationError,
+    TargetInfeasible,
     TaskUnknown,
     Unauthenticated,
     Unavailable,
@@ -159,6 +161,7 @@ class Sender:
         collector: Collector,
         *,
         compatibility: CompatibilityChecker,
+        target_warnings: TargetWarnings,
         batch_size: int,
         burst: BurstLimit,
         retry_timeout_s: float,
@@ -169,6 +172,7 @@ class Sender:
         self._api = api
         self._collector = collector
         self._compatibility = compatibility
+        self._target_warnings = target_warnings
         self.batch_size = batch_size
         self.burst: BurstLimit = burst
         #: How many calls the API has taken.
@@ -343,13 +347,17 @@ class Sender:
             answer = self._api.submit(context.endpoint_id, body, retry_timeout_s=self._retry_timeout_s, stop=self._stop)
             check_answer(answer, ids)
         except FarcallError as error:
-            if len(batch) == 1 or error.record.retryable or isinstance(error, _WHOLE_REQUEST):
+            is_of_function = isinstance(error, TargetInfeasible) and len({task.function for task in batch}) == 1
+            if len(batch) == 1 or error.record.retryable or is_of_function or isinstance(error, _WHOLE_REQUEST):
                 self._fail(batch, error)
                 return
             _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
             for part in _parts(batch):
                 self._submit(part, callees)
             return
+        if answer.get("warnings"):
+            names = {task.function_id: task.function.name for task in batch}
+            self._target_warnings.show(answer, endpoint_id=context.endpoint_id, names=names)
         now, now_mono = time.time(), time.monotonic()
         self.accepted += len(batch)
         for task in batch:
@@ -457,6 +465,7 @@ class Engine:
             self._api,
             self._collector,
             compatibility=self._compatibility,
+            target_warnings=connection.target_warnings,
             batch_size=batch_size,
             burst=burst,
             retry_timeout_s=retry_timeout_s,

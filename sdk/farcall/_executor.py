@@ -26,7 +26,6 @@ from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.limits import TASKS_PER_SUBMIT
-from farcall_common.qos import QoS
 
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from farcall._task_output import OnOutput
     from farcall_common.objects import Reference
     from farcall_common.payload import Serializer
+    from farcall_common.qos import QoS
     from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
 
@@ -711,6 +711,7 @@ class Executor(Submitter, SourceCode):
         metadata: Mapping[str, Any] | None = None,
         public: bool = False,
         memoize: bool = False,
+        qos: QoS | Mapping[str, Any] | None = None,
         container: str | None = None,
         environment: Mapping[str, Any] | None = None,
         requirements: Iterable[str] | None = None,
@@ -719,6 +720,7 @@ class Executor(Submitter, SourceCode):
 
         With ``function_id``, nothing is registered: calls of the function use the function with that id.
 
+        :param qos: the latency that its calls are to hold, unless they or the executor say otherwise.
         :param container: the environment of its calls, as ``environment`` and ``requirements`` (see
             :meth:`Client.register_function`).
         :raises SerializationError: if the function cannot be sent.
@@ -734,6 +736,7 @@ class Executor(Submitter, SourceCode):
                 metadata=metadata,
                 public=public,
                 memoize=memoize,
+                qos=qos,
                 serializer=self._engine.serializer,
                 container=container,
                 environment=environment,

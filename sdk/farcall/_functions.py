@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from farcall._binding import Accepts, accepts_of
 from farcall._decorated import Decorated
 from farcall._shell import MPIFunction, ShellFunction
@@ -36,6 +38,7 @@ from farcall_common.payload import (
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
+from farcall_common.qos import QoS
 from farcall_common.staged_files import FileUse, pack_files, source_files, sources, uses
 from farcall_common.task_options import TaskOptions
 
@@ -247,6 +250,7 @@ def registration(
     metadata: Mapping[str, Any] | None = None,
     public: bool = False,
     memoize: bool = False,
+    qos: QoS | Mapping[str, Any] | None = None,
     serializer: Serializer = DEFAULT_SERIALIZER,
     container: str | None = None,
     environment: Mapping[str, Any] | None = None,
@@ -254,7 +258,7 @@ def registration(
 ) -> dict[str, Any]:
     """The body of a request that registers a function.
 
-    :raises ValueError: for an environment that there cannot be, and for two.
+    :raises ValueError: for an environment that there cannot be, for two, and for a target that makes no sense.
     :raises SerializationError: if the function cannot be sent.
     :raises PayloadTooLarge: if it takes more than 10 MiB.
     """
@@ -266,7 +270,18 @@ def registration(
         name or display_name(function), description=description or documentation, metadata=metadata, public=public
     )
     fields = environment_fields(container=container, environment=environment, requirements=requirements)
-    return request | ({"memoize": True} if memoize else {}) | fields
+    return request | ({"memoize": True} if memoize else {}) | fields | qos_fields(qos)
+
+
+def qos_fields(qos: QoS | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The latency target of a function as a field of the request that registers it; none for None.
+
+    :raises TypeError, ValueError: for a target that makes no sense.
+    """
+    target = TaskOptions.of(qos=qos).qos
+    if target is not None and target.is_baseline:
+        raise ValueError("qos: is_baseline is for calls, not for functions")
+    return {} if target is None else {"qos": msgspec.to_builtins(target)}
 
 
 def environment_fields(

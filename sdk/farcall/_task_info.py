@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from farcall_common.wire import TaskState
 
 
+def target_of(answer: Mapping[str, Any]) -> str:
+    """The latency target in an answer about a task, in words; empty without one."""
+    if not (found := answer.get("qos")):
+        return ""
+    from farcall_common.qos_report import target_text  # here: most tasks have none
+
+    return target_text(found.get("target_ms"), found.get("max_slowdown"), found.get("percentile", 95.0))
+
+
+def _infeasible_of(answer: Mapping[str, Any]) -> str:
+    if not (found := answer.get("infeasible")):
+        return ""
+    from farcall_common.qos_report import Infeasible
+
+    return str(Infeasible(str(found.get("reason", "")), str(found.get("fix", ""))))
+
+
 _BLOCKED: Final = frozenset(
     {"ENDPOINT_DELETED", "ENDPOINT_NEVER_SEEN", "ENDPOINT_OFFLINE", "ENDPOINT_PROBLEM", "ALLOWANCE", "NO_WORKERS"}
     | {"QUEUE_AWAY", "ENVIRONMENT_PROBLEM"}
@@ -36,7 +53,9 @@ class Why:
     the endpoint's queue, in which ``queue_depth`` tasks of ``queue_submitters`` submitters wait, who take turns. The
     fields of the endpoint are its name, whether it is online, when it was last seen (epoch seconds), its workers and
     how many of them are idle, and ``problem``, as the endpoint reports it; its last report came at ``reported_at``
-    (epoch seconds), ``report_age_s`` seconds before the answer. Both are None if there was none."""
+    (epoch seconds), ``report_age_s`` seconds before the answer. Both are None if there was none. ``target`` is the
+    latency that the task is to hold, in words, and ``infeasible`` why the endpoint cannot hold it and what would help;
+    both are empty without."""
 
     task_id: str
     reason: str
@@ -57,6 +76,8 @@ class Why:
     expires_at: float | None = None
     reported_at: float | None = None
     report_age_s: float | None = None
+    target: str = ""
+    infeasible: str = ""
 
     @property
     def is_blocked(self) -> bool:
@@ -104,6 +125,8 @@ class Why:
             expires_at=answer.get("expires_at"),
             reported_at=endpoint.get("reported_at"),
             report_age_s=endpoint.get("age_s"),
+            target=target_of(answer),
+            infeasible=_infeasible_of(answer),
         )
 
 
@@ -117,7 +140,7 @@ class TaskInfo(Mapping[str, Any]):
     ``progress`` is what the function last said with ``current().progress``, None if it has said nothing; of a sealed
     call without its text while it runs. :meth:`Client.get_batch_result` has both of tasks that have ended only.
     ``staging`` says which files its endpoint copies now, None if none; ``files`` are those that it has copied, the
-    first 100 at most.
+    first 100 at most. ``target`` is the latency that it is to hold, in words; empty without one.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -141,6 +164,7 @@ class TaskInfo(Mapping[str, Any]):
     progress: Progress | None = dataclasses.field(default=None, repr=False)
     staging: Staging | None = dataclasses.field(default=None, repr=False)
     files: Sequence[StagedFile] = dataclasses.field(default=(), repr=False)
+    target: str = ""
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
@@ -150,6 +174,7 @@ class TaskInfo(Mapping[str, Any]):
     def _repr_html_(self) -> str:
         known = {"state": self._state_text(), "endpoint": self.endpoint_id, "function": self.function_id}
         known |= {"environment": self.environment} if self.environment else {}
+        known |= {"target": self.target} if self.target else {}
         instants = {name: self.timings.get(f"{name}_at") for name in ("submitted", "started", "ended")}
         result = shortened(self.value) if self.state is not None and self.state.value == "success" else None
         ended = {"error": self.exception and str(self.exception), "result": None if self.exception else result}

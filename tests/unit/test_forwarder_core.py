@@ -222,6 +222,21 @@ def test_a_claimed_endpoint_without_tasks_is_served_at_once() -> None:
     ]
 
 
+def test_a_report_of_latency_targets_is_recorded_with_the_presence() -> None:
+    world = World()
+    world.serve()
+    row = {"function_id": task_id(1), "target_ms": 200.0, "infeasible": {"reason": "it waits"}}
+    detail = {"qos": {"policy": "pi", "admission": "refuse", "functions": [row, {"function_id": "?"}]}}
+    report = wire.EndpointReport(total_workers=1, detail=detail)
+    heartbeat = wire.Heartbeat(at=1.0, report=report)
+    [step] = [each for each in world.hears(heartbeat) if isinstance(each, do.SetPresence)]
+    assert step.qos is not None
+    assert (step.qos.policy, [each.function_id for each in step.qos.functions]) == ("pi", [task_id(1)])
+    assert (step.status.refuses_infeasible, [each.reason for each in step.status.infeasible]) == (True, ["it waits"])
+    world.after(POLICY.record_s)
+    assert not any(isinstance(each, do.SetPresence) for each in world.hears(heartbeat))
+
+
 def test_a_queue_without_data_is_restored_before_the_welcome() -> None:
     world = World()
     held = (wire.HeldTask(task_id=task_id(1), attempt=2),)

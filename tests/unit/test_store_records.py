@@ -27,6 +27,7 @@ from farcall_common.errors import (
 from farcall_common.graphs import StageState
 from farcall_common.limits import MAX_TRANSITIONS
 from farcall_common.progress import Progress
+from farcall_common.qos_report import FunctionQos, Infeasible, InfeasibleTarget, QosReport, WindowNumbers
 from farcall_common.store import (
     AuditEntry,
     BlobRef,
@@ -771,6 +772,35 @@ class RecordsSuite:
             (True, busy, False, False),
             (False, EndpointStatus(), True, True),
         ]
+
+    def test_a_report_of_latency_targets_stays_until_the_next_one(self, records: Records) -> None:
+        for endpoint_id in ("e1", "e2"):
+            records.endpoints.put_endpoint(Endpoint(endpoint_id, "alice", endpoint_id))
+        function_id = str(uuid.uuid4())
+        function = FunctionQos(
+            function_id=function_id,
+            target_ms=200.0,
+            weights=((1.5, 100.0),),
+            windows={"1m": WindowNumbers(tasks=3, p50_ms=2.5)},
+            infeasible=Infeasible("it waits \N{SNOWMAN}", "add workers"),
+        )
+        reports = [QosReport(policy="pi", functions=(function,), reported_at=at) for at in (1.0, 2.0)]
+        target = InfeasibleTarget(function_id=function_id, target_ms=200.0, reason="it waits")
+        status = EndpointStatus(infeasible=(target,), refuses_infeasible=True)
+        records.endpoints.set_presence(
+            [Presence("gone", True, status, reports[0]), Presence("e1", True, status, reports[0])]
+        )
+        assert records.endpoints.get_qos_report("e1") == reports[0]
+        found = records.endpoints.get_endpoint("e1")
+        assert found is not None
+        assert found.status == status
+        records.endpoints.set_presence([Presence("e1", False, EndpointStatus()), Presence("e2", True, status)])
+        assert records.endpoints.get_qos_report("e1") == reports[0]
+        assert records.endpoints.get_qos_report("e2") is records.endpoints.get_qos_report("gone") is None
+        records.endpoints.set_presence([Presence("e1", True, status, reports[1])])
+        assert records.endpoints.get_qos_report("e1") == reports[1]
+        records.endpoints.delete_endpoint("e1")
+        assert records.endpoints.get_qos_report("e1") is None
 
     def test_endpoints_are_listed_by_role(self, records: Records) -> None:
         records.endpoints.put_endpoint(Endpoint("mine", "alice", "a", created_at=at(1)))

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.qos_report import QosReport
 from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import Endpoint, EndpointKey, Presence, RunningLimit, SpoolMark, Withdrawal
 from farcall_common.store.postgres import columns_of, to_json
@@ -33,6 +34,15 @@ _SET_PRESENCE: Final = """
     FROM there JOIN unnest(%(endpoint_id)s::text[], %(online)s::boolean[], %(status)s::text[]::json[])
                     AS new (endpoint_id, online, status) USING (endpoint_id)
     WHERE endpoint.endpoint_id = there.endpoint_id
+"""
+
+#: Apart from the endpoint, of which each submit reads the whole row.
+_SET_QOS: Final = """
+    INSERT INTO endpoint_qos (endpoint_id, report)
+    SELECT endpoint_id, new.report FROM endpoint JOIN unnest(%(endpoint_id)s::text[], %(report)s::text[]::json[])
+        AS new (endpoint_id, report) USING (endpoint_id)
+    ORDER BY endpoint_id
+    ON CONFLICT (endpoint_id) DO UPDATE SET report = excluded.report
 """
 
 _MARK_SPOOLS: Final = """
@@ -124,9 +134,20 @@ class PostgresEndpoints(PostgresPort):
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
         latest = {presence.endpoint_id: presence for presence in presences}.values()
-        rows = [{**vars(presence), "status": to_json(presence.status)} for presence in latest]
-        if rows:
-            self._database.run(_SET_PRESENCE, columns_of(rows))
+        rows = [
+            {"endpoint_id": each.endpoint_id, "online": each.online, "status": to_json(each.status)} for each in latest
+        ]
+        reports = [{"endpoint_id": each.endpoint_id, "report": to_json(each.qos)} for each in latest if each.qos]
+        if not rows:
+            return
+        with self._database.connection() as connection, connection.transaction():
+            connection.execute(_SET_PRESENCE.encode(), columns_of(rows))
+            if reports:
+                connection.execute(_SET_QOS.encode(), columns_of(reports))
+
+    def get_qos_report(self, endpoint_id: str) -> QosReport | None:
+        rows = self._database.rows("SELECT report FROM endpoint_qos WHERE endpoint_id = %(id)s", {"id": endpoint_id})
+        return msgspec.convert(rows[0]["report"], QosReport) if rows else None
 
     # keys
 

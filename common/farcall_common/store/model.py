@@ -18,6 +18,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
 from farcall_common.graphs import StageState
 from farcall_common.progress import Progress
+from farcall_common.qos_report import InfeasibleTarget, QosReport
 from farcall_common.staging import Staging
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire.messages import OutputPiece, OutputWanted
@@ -298,8 +299,9 @@ class RunningStaging:
 @dataclasses.dataclass(frozen=True)
 class EndpointStatus:
     """The last report of an agent: numbers of managers, workers, tasks and blocks, its environments by node, its
-    problem, if it has one, graphs that run, the progress of tasks that run, and files of tasks that it copies.
-    ``reported_at`` is when its forwarder received that, in epoch seconds; None before the first report."""
+    problem, if it has one, graphs that run, the progress of tasks that run, files of tasks that it copies, and latency
+    targets that it cannot meet. ``reported_at`` is when its forwarder received that, in epoch seconds; None before the
+    first report."""
 
     managers: int = 0
     total_workers: int = 0
@@ -317,6 +319,10 @@ class EndpointStatus:
     progress: tuple[RunningProgress, ...] = ()
     #: Likewise.
     staging: tuple[RunningStaging, ...] = ()
+    #: Only for their submitters.
+    infeasible: tuple[InfeasibleTarget, ...] = ()
+    #: Whether it refuses tasks with such a target.
+    refuses_infeasible: bool = False
 
     def age_s(self, *, now: float) -> float | None:
         """Seconds since the report; None if there was none. ``now`` is in epoch seconds."""
@@ -333,11 +339,13 @@ class SpoolMark:
 
 @dataclasses.dataclass(frozen=True)
 class Presence:
-    """Whether an endpoint is online, as its forwarder reports it. The store adds the time."""
+    """Whether an endpoint is online, as its forwarder reports it. The store adds the time. Without ``qos``, the last
+    report of latency targets stays."""
 
     endpoint_id: str
     online: bool
     status: EndpointStatus
+    qos: QosReport | None = None
 
 
 @dataclasses.dataclass(frozen=True)

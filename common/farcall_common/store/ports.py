@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
+from farcall_common.qos_report import QosReport
 from farcall_common.store.model import (
     Action,
     ApiToken,
@@ -176,10 +177,13 @@ class Endpoints(Audited, Protocol):
         """How many endpoints an owner has; counting stops at ``limit``."""
 
     def delete_endpoint(self, endpoint_id: str) -> bool:
-        """Delete an endpoint with its keys and shares."""
+        """Delete an endpoint with its keys, shares and reports."""
 
     def set_presence(self, presences: Sequence[Presence]) -> None:
         """Record presence, in one transaction. The last of an endpoint counts; unknown endpoints are skipped."""
+
+    def get_qos_report(self, endpoint_id: str) -> QosReport | None:
+        """The last report of latency targets that came with a presence; None if there was none."""
 
     # keys
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:

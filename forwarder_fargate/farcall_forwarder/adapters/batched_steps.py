@@ -224,7 +224,7 @@ def refused(step: do.StoreStep, refusal: Fenced | QueueDataLost) -> ev.StepFence
 
 
 def _presence(step: do.SetPresence) -> Presence:
-    return Presence(step.endpoint_id, step.online, step.status)
+    return Presence(step.endpoint_id, step.online, step.status, step.qos)
 
 
 def _maintained(step: do.MaintainEndpoint, found: MaintenanceResult | Fenced | QueueDataLost) -> Event:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from farcall_common.qos_report import QosReport
 from farcall_common.store.model import EndpointStatus, ForwarderInfo, LeasedTask, TaskEvent, TaskResult
 from farcall_common.wire import Envelope, OutputPiece
 
@@ -219,6 +220,7 @@ class SetPresence(EndpointStep, frozen=True):
     online: bool
     status: EndpointStatus
     ttl_s: float
+    qos: QosReport | None = None
 
 
 class ReleaseEndpoint(StoreStep, frozen=True):

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from farcall_common import wire
+from farcall_common.qos_report import QosReport
 from farcall_common.report_limiter import ReportLimiter
 from farcall_common.store.model import EndpointStatus, FunctionBody, TaskResult
 from farcall_forwarder.core import actions as do
@@ -171,6 +172,7 @@ class Endpoint:
         #: Monotonic second until which leases of tasks that may not run twice wait for a disconnected agent.
         self.return_until = 0.0
         self.status = EndpointStatus()
+        self.qos: QosReport | None = None
         self.presence_at = 0.0
         #: Of the records that are made because the agent reported its numbers.
         self.status_limiter = ReportLimiter(

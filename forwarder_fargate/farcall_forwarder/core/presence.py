@@ -10,7 +10,7 @@ from farcall_forwarder.core import events as ev
 from farcall_forwarder.core.actions import Action
 from farcall_forwarder.core.endpoint import Endpoint
 from farcall_forwarder.core.policy import Instant
-from farcall_forwarder.core.untrusted import clean_status
+from farcall_forwarder.core.untrusted import clean_qos, clean_status
 
 
 def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) -> list[Action]:
@@ -23,8 +23,10 @@ def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) ->
         actions += record_spool(endpoint, now)
     if heartbeat.report is None:
         return actions
-    former, endpoint.status = endpoint.status, clean_status(heartbeat.report, now=now.epoch)
-    is_first, is_changed = former.reported_at is None, former != endpoint.status
+    qos = clean_qos(heartbeat.report, now=now.epoch)
+    former, endpoint.status = endpoint.status, clean_status(heartbeat.report, qos, now=now.epoch)
+    is_changed = former != endpoint.status or (qos is not None and not qos.is_like(endpoint.qos))
+    endpoint.qos, is_first = qos, former.reported_at is None
     is_soon_due = now.mono >= endpoint.presence_at + endpoint.policy.presence_s - endpoint.policy.maintenance_s
     if is_first or is_changed or is_soon_due:
         endpoint.is_presence_stale = True
@@ -61,7 +63,8 @@ def record_presence(endpoint: Endpoint, now: Instant) -> list[Action]:
     online = endpoint.session is not None
     status = endpoint.status if online else EndpointStatus()
     ttl_s = endpoint.policy.ownership_ttl_s
-    return [do.SetPresence(endpoint.endpoint_id, endpoint.fence, online, status, ttl_s)]
+    qos = endpoint.qos if online else None
+    return [do.SetPresence(endpoint.endpoint_id, endpoint.fence, online, status, ttl_s, qos)]
 
 
 def record_spool(endpoint: Endpoint, now: Instant) -> list[Action]:

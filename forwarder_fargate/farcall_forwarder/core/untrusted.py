@@ -12,6 +12,8 @@ from typing import Any, Final
 from farcall_common import graphs
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.progress import PROGRESS, read_progress
+from farcall_common.qos_report import QOS, QosReport, infeasible_targets, read_report
+from farcall_common.qos_report import REFUSE as REFUSE_INFEASIBLE
 from farcall_common.retries import EARLIER_RUN_S, MAX_RETRIES, error_name
 from farcall_common.staging import FILES, STAGING, read_files, read_staging
 from farcall_common.store.model import EndpointStatus, EnvironmentState, RunningProgress, RunningStaging
@@ -123,10 +125,16 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
         )
 
 
-def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
+def clean_qos(report: EndpointReport, *, now: float) -> QosReport | None:
+    """How an agent holds latency targets; None if it does not say. ``now`` is in epoch seconds."""
+    return read_report(report.detail[QOS], now=now) if QOS in report.detail else None
+
+
+def clean_status(report: EndpointReport, qos: QosReport | None = None, *, now: float) -> EndpointStatus:
     """An agent's numbers, within the range of an integer column, its environments, its problem, graphs that run,
-    the progress of tasks, and their files that move. ``now`` is in epoch seconds."""
-    detail = clean_map(report.detail)
+    the progress of tasks, their files that move, and latency targets that it cannot meet. ``now`` is in epoch
+    seconds."""
+    detail = clean_map({name: value for name, value in report.detail.items() if name != QOS})
     problem, environments = detail.get("problem"), detail.get("environments")
     return EndpointStatus(
         managers=min(report.managers, _MAX_COUNT),
@@ -142,6 +150,8 @@ def clean_status(report: EndpointReport, *, now: float) -> EndpointStatus:
         graphs=clean_graphs(report.detail.get("graphs"), now=now) if "graphs" in report.detail else (),
         progress=_progress(report.detail.get("progress"), now=now) if "progress" in report.detail else (),
         staging=_staging(report.detail.get(STAGING), now=now) if STAGING in report.detail else (),
+        infeasible=infeasible_targets(qos) if qos is not None else (),
+        refuses_infeasible=qos is not None and qos.admission == REFUSE_INFEASIBLE,
     )
 
 

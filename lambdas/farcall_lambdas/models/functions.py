@@ -20,6 +20,7 @@ from farcall_lambdas.models.fields import (
     UserBytes,
     WaitingTasks,
 )
+from farcall_lambdas.models.qos import QosShape
 
 Version = Annotated[int, Field(ge=1, lt=2**31)]
 
@@ -30,7 +31,8 @@ Signature = Annotated[Text, Field(max_length=8192, pattern="^-----BEGIN SSH SIGN
 
 class RegisterFunction(Shape):
     """``function_code`` is a packed buffer, or source text when ``serialized`` is false. With ``memoize``, calls of the
-    function are memoized unless they say otherwise. ``container`` (id or name of a container of yours; Globus Compute
+    function are memoized unless they say otherwise; ``qos`` is the latency that they are to hold unless they say
+    otherwise. ``container`` (id or name of a container of yours; Globus Compute
     says ``container_uuid``) or ``environment``: in which its calls run unless they name another one. The definition is
     copied: it stays as it is now, also for others who run the function, and if the container is deleted."""
 
@@ -43,6 +45,7 @@ class RegisterFunction(Shape):
     group: Id | None = None
     ha_endpoint_id: Id | None = None
     memoize: bool = False
+    qos: QosShape | None = None
     container: Reference | None = None
     container_uuid: Reference | Literal[""] | None = None
     environment: EnvironmentShape | None = None
@@ -50,8 +53,9 @@ class RegisterFunction(Shape):
 
 
 class UpdateFunction(Shape):
-    """Fields that are left out stay as they are. Other code, ``meta``, ``container`` or ``environment`` make a new
-    version, which has the ``meta`` given and no other; an empty ``container`` means none. Another name or other code
+    """Fields that are left out stay as they are. Other code, ``meta``, ``container``, ``environment`` or ``qos`` make a
+    new version, which has the ``meta`` given and no other; an empty ``container`` means none, and so does a ``qos``
+    without a target. Another name or other code
     end the ``signature``, unless a new one is given. ``waiting_tasks``: whether open tasks of others that would be
     refused now are cancelled ("cancel", the default if the function is made private) or may still run ("keep")."""
 
@@ -62,6 +66,7 @@ class UpdateFunction(Shape):
     meta: Metadata | None = None
     public: bool | None = None
     memoize: bool | None = None
+    qos: QosShape | None = None
     container: Reference | Literal[""] | None = None
     environment: EnvironmentShape | None = None
     signature: Signature | None = None

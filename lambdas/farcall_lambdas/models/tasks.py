@@ -27,7 +27,7 @@ from farcall_lambdas.models.fields import (
     Text,
     UserBytes,
 )
-from farcall_lambdas.models.qos import QosShape
+from farcall_lambdas.models.qos import InfeasibleShape, QosShape
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
@@ -169,9 +169,19 @@ class Submit(SubmitOptions):
     traceparents: NamedFunctions[Annotated[list[TraceParent | None], Field(fail_fast=True)]] | None = None
 
 
+class SubmitWarning(Shape):
+    """What may go wrong with the accepted tasks of a function: ``TARGET_INFEASIBLE``, the endpoint cannot hold their
+    latency target."""
+
+    code: str
+    function_id: str
+    message: str
+    hint: str = ""
+
+
 class SubmitAnswer(Shape):
     """``results`` are those of memoized tasks; ``results_left_out`` is the number of them that did not fit, if any:
-    read those like other tasks."""
+    read those like other tasks. ``warnings`` name functions as the request does; left out if there are none."""
 
     request_id: str
     task_group_id: str
@@ -179,6 +189,7 @@ class SubmitAnswer(Shape):
     tasks: dict[str, list[str]]
     results: Maybe[dict[str, TaskAnswer]] = None
     results_left_out: Maybe[int] = None
+    warnings: Maybe[list[SubmitWarning]] = None
 
 
 class SubmitV2(SubmitOptions):
@@ -264,6 +275,7 @@ class TaskAnswer(Shape):
     some of them, as its endpoint last reported them. ``progress`` is what the function last said of its progress, if it
     did, in the answer about a single task. That of a running task may be some seconds old. So may ``staging``, which is
     there while its endpoint copies its files; those that were copied are ``files`` in the details of its result.
+    ``qos`` is the latency that the task is to hold, left out if it has no target.
     ``reason`` is why a finished task shows neither a result nor an exception; clients of Globus Compute see it as
     ``exception`` too.
     """
@@ -289,6 +301,7 @@ class TaskAnswer(Shape):
     stages: Maybe[list[StageShape]] = None
     progress: Maybe[ProgressShape] = None
     staging: Maybe[StagingShape] = None
+    qos: Maybe[QosShape] = None
 
 
 class BatchStatus(Shape):
@@ -442,7 +455,8 @@ class WhyAnswer(Shape):
     the task has not started by then, it fails; null when it runs or is finished. ``queue_position`` is how many
     of the caller's own tasks leave the endpoint's queue before this one, null when it is not in the queue.
     ``queue_depth`` is how many tasks wait there, ``queue_submitters`` of how many submitters, who take turns.
-    ``endpoint`` is left out when it is not registered any more."""
+    ``endpoint`` is left out when it is not registered any more. ``qos`` is the latency that the task is to hold, left
+    out without one; ``infeasible`` is why its endpoint cannot hold it, and what would help, as it last reported."""
 
     task_id: str
     reason: str
@@ -456,6 +470,8 @@ class WhyAnswer(Shape):
     queue_depth: int | None
     queue_submitters: int | None
     endpoint: Maybe[WhyEndpoint] = None
+    qos: Maybe[QosShape] = None
+    infeasible: Maybe[InfeasibleShape] = None
 
 
 class TaskIds(Shape):

@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from aws_lambda_powertools.event_handler.openapi.params import Query
 
 from farcall_common.errors import Unsupported
@@ -32,6 +33,7 @@ from farcall_lambdas.models.endpoints import (
 )
 from farcall_lambdas.models.fields import Id, PublicKey
 from farcall_lambdas.models.functions import Removed
+from farcall_lambdas.models.qos import EndpointQos
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
 from farcall_lambdas.services.connect import Admitted
 
@@ -118,6 +120,13 @@ def get_endpoint_status(endpoint_id: Id, call: CurrentCall) -> EndpointStatusAns
         reported_at=endpoint.status.reported_at,
         age_s=call.services.endpoints.report_age_s(endpoint),
     )
+
+
+@router.get("/v3/endpoints/<endpoint_id>/qos", summary="How an endpoint holds latency targets", tags=["endpoints"])
+def get_endpoint_qos(endpoint_id: Id, call: CurrentCall) -> EndpointQos:
+    endpoint, report = call.services.endpoints.qos(call.identity, endpoint_id)
+    found = msgspec.to_builtins(report) | {"reported_at": report.reported_at or None}
+    return EndpointQos(endpoint_id=endpoint.endpoint_id, **found)
 
 
 @router.get(

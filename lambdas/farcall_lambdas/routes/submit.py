@@ -1,6 +1,7 @@
 """Submit routes: tasks, and uploads of large payloads."""
 
-from farcall_common.errors import FarcallError, Forbidden
+from farcall_common.errors import FarcallError, Forbidden, TargetInfeasible
+from farcall_common.qos_report import InfeasibleTarget
 from farcall_common.wire.ids import new_id
 from farcall_lambdas.answers import status_of
 from farcall_lambdas.models.fields import Id
@@ -12,6 +13,7 @@ from farcall_lambdas.models.tasks import (
     SubmitV2,
     SubmitV2Answer,
     SubmitV2Result,
+    SubmitWarning,
     TaskAnswer,
 )
 from farcall_lambdas.routes.call import Call, CurrentCall, new_router, no_result_queue
@@ -36,6 +38,7 @@ def submit(endpoint_id: Id, body: Submit, call: CurrentCall) -> SubmitAnswer:
         tasks={function_id: list(task_ids) for function_id, task_ids in submitted.tasks.items()},
         results=results or None,
         results_left_out=len(submitted.memoized) - len(results) or None,
+        warnings=[_warning(reference, target) for reference, target in submitted.infeasible.items()] or None,
     )
 
 
@@ -71,6 +74,10 @@ def grant_blob(body: RequestBlob, call: CurrentCall) -> BlobGranted:
 def _results(submitted: Submitted, call: Call) -> dict[str, TaskAnswer]:
     views = call.services.results.views(submitted.memoized, takes_refs=call.takes_refs)
     return {task_id: task_answer(view, call) for task_id, view in views.items()}
+
+
+def _warning(reference: str, target: InfeasibleTarget) -> SubmitWarning:
+    return SubmitWarning(code=TargetInfeasible.code, function_id=reference, message=target.reason, hint=target.fix)
 
 
 def _submit_part(

@@ -15,6 +15,7 @@ from farcall_common.wire.states import TaskState
 from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import CancelEndpointTasks, EndpointTaskEntry, EndpointTasks
 from farcall_lambdas.models.fields import Cursor, Id, IdBeginning, Instant, decode_cursor, encode_cursor, instant
+from farcall_lambdas.models.qos import InfeasibleShape, QosShape
 from farcall_lambdas.models.tasks import (
     BatchOutput,
     BatchStatus,
@@ -50,7 +51,7 @@ from farcall_lambdas.services.cancel import Cancellation
 from farcall_lambdas.services.limits import ENTRIES_PER_TOKEN
 from farcall_lambdas.services.output import NO_ANSWER, Output
 from farcall_lambdas.services.results import TaskView
-from farcall_lambdas.services.why import Situation, Why, environment_states
+from farcall_lambdas.services.why import Situation, Why, environment_states, infeasible_target
 
 logger = Logger(service=SERVICE, child=True)
 
@@ -275,6 +276,7 @@ def _task_answer(view: TaskView, call: Call) -> TaskAnswer:
         stages=[StageShape(**msgspec.structs.asdict(each)) for each in view.stages] or None,
         progress=ProgressShape(**vars(view.progress)) if view.progress else None,
         staging=StagingShape(**view.staging.to_json()) if view.staging else None,
+        qos=QosShape.of(task.options.qos),
     )
 
 
@@ -376,6 +378,7 @@ def _why_answer(why: Why) -> WhyAnswer:
     situation = why.situation
     position = situation.position
     queued = position is not None and position.state is QueueState.QUEUED
+    infeasible = infeasible_target(situation)
     return WhyAnswer(
         task_id=situation.task.task_id,
         reason=why.reason.value,
@@ -389,6 +392,8 @@ def _why_answer(why: Why) -> WhyAnswer:
         queue_depth=position.depth if position else None,
         queue_submitters=position.submitters if position else None,
         endpoint=_why_endpoint(situation),
+        qos=QosShape.of(situation.task.options.qos),
+        infeasible=None if infeasible is None else InfeasibleShape(reason=infeasible.reason, fix=infeasible.fix),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from farcall_common.store import Stores
-from farcall_common.store.model import AuditEntry
+from farcall_common.store.model import AuditEntry, Endpoint
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.access import Access
 from farcall_lambdas.services.limits import Storage
@@ -38,6 +38,11 @@ class Context:
 def token_detail(identity: Identity) -> dict[str, object]:
     """The detail of an audit entry that names the caller's token."""
     return {"token_id": identity.token_id, "token": identity.grant.name} if identity.grant else {}
+
+
+def submitters_of(identity: Identity, endpoint: Endpoint) -> frozenset[str]:
+    """The caller as reports of an endpoint name its submitters: its owner has an empty name, too."""
+    return frozenset(identity.identity_set) | ({""} if identity.owns(endpoint.owner_id) else frozenset())
 
 
 class Service:

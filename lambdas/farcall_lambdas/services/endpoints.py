@@ -12,6 +12,7 @@ from aws_lambda_powertools import Logger
 
 from farcall_common import environments
 from farcall_common.errors import Forbidden, InvalidRequest, NotFound, Unavailable, Unsupported
+from farcall_common.qos_report import QosReport
 from farcall_common.store import Stores
 from farcall_common.store.model import Endpoint, EndpointKey, EnvironmentState, Quota, Quotable, Right, Task
 from farcall_common.wire.ids import new_id
@@ -27,7 +28,7 @@ from farcall_lambdas.models.endpoints import (
     UpdateEndpoint,
 )
 from farcall_lambdas.models.fields import MAX_METADATA_BYTES
-from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.base import Context, Service, submitters_of
 from farcall_lambdas.services.cancel import Cancellation, CancelService
 from farcall_lambdas.services.deletion import end_tasks
 from farcall_lambdas.services.withdrawal import WithdrawalService, narrows
@@ -267,6 +268,15 @@ class EndpointService(Service):
                 environment = container.environment()
                 own[environment.key] = environment.label
         return [(renamed(state, own[state.key]) if state.key in own else state, state.key in own) for state in states]
+
+    def qos(self, identity: Identity, endpoint_id: str) -> tuple[Endpoint, QosReport]:
+        """How an endpoint that the caller may use holds latency targets, as it last reported: to others than its owner
+        only those of their own tasks."""
+        endpoint = self._access.endpoint(identity, endpoint_id, Right.USE)
+        report = self._stores.endpoints.get_qos_report(endpoint_id) or QosReport()
+        if not identity.owns(endpoint.owner_id):
+            report = report.of(submitters_of(identity, endpoint))
+        return endpoint, report
 
     def _permits(self, identity: Identity, endpoint_id: str, right: Right) -> bool:
         try:

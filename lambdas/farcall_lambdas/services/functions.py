@@ -12,20 +12,23 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
+from farcall_common.qos import QoS
 from farcall_common.store.model import SIGNATURE, Function, FunctionAlias, Quota, Quotable, Right
 from farcall_common.wire.ids import is_uuid, new_id
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.models.containers import EnvironmentShape
 from farcall_lambdas.models.fields import WaitingTasks
 from farcall_lambdas.models.functions import PutAlias, RegisterFunction, UpdateFunction
+from farcall_lambdas.models.qos import QosShape
 from farcall_lambdas.services.base import Context, Service
 from farcall_lambdas.services.containers import ContainerService
 from farcall_lambdas.services.limits import check_quota
 from farcall_lambdas.services.memo import MEMOIZE
 from farcall_lambdas.services.withdrawal import WithdrawalService
 
-#: Key in a function's metadata: the environment of its calls.
+#: Keys in a function's metadata: the environment of its calls, and the latency that they are to hold.
 ENVIRONMENT: Final = "task_environment"
+TARGET: Final = "task_qos"
 
 #: Attempts to number a version, when another one is added at the same moment.
 _ATTEMPTS: Final = 5
@@ -42,7 +45,8 @@ class FunctionService(Service):
     def register(self, identity: Identity, wanted: RegisterFunction) -> Function:
         """Register a function under a new id.
 
-        :raises InvalidRequest: for sharing that could not be enforced, and for two environments.
+        :raises InvalidRequest: for sharing that could not be enforced, for two environments, and for a baseline as a
+            target.
         :raises ContainerUnknown: if the caller has no such container.
         :raises PayloadTooLarge: for a body over the payload limit.
         :raises QuotaExceeded: over the number or bytes of functions.
@@ -65,7 +69,11 @@ class FunctionService(Service):
             description=wanted.description,
             public=wanted.public,
             metadata=_metadata(
-                wanted.meta or {}, memoize=wanted.memoize, signature=wanted.signature, environment=environment
+                wanted.meta or {},
+                memoize=wanted.memoize,
+                signature=wanted.signature,
+                environment=environment,
+                target=_target(wanted.qos),
             ),
             created_at=self._now(),
         )
@@ -79,6 +87,7 @@ class FunctionService(Service):
         nothing.
 
         :raises FunctionUnknown, Forbidden: if the caller has no such function.
+        :raises InvalidRequest: for two environments, and for a baseline as a target.
         :raises PayloadTooLarge: for a body over the payload limit.
         :raises QuotaExceeded: over the number or bytes of versions.
         """
@@ -192,6 +201,7 @@ class FunctionService(Service):
         environment = self._environment(identity, wanted.container, wanted.environment)
         if environment is None and wanted.container != "":
             environment = environment_of(newest)
+        target = target_of(newest) if wanted.qos is None else _target(wanted.qos)
         metadata = newest.metadata if wanted.meta is None else wanted.meta
         metadata = {key: value for key, value in metadata.items() if key != MEMOIZE}
         body_hash = hashlib.sha256(body).hexdigest()
@@ -205,7 +215,7 @@ class FunctionService(Service):
             body_hash=body_hash,
             description=newest.description if wanted.description is None else wanted.description,
             public=newest.public if wanted.public is None else wanted.public,
-            metadata=_metadata(metadata, memoize=memoize, signature=signature, environment=environment),
+            metadata=_metadata(metadata, memoize=memoize, signature=signature, environment=environment, target=target),
         )
 
     def _environment(
@@ -245,17 +255,41 @@ def environment_of(function: Function) -> Environment | None:
     return None if found is None else msgspec.convert(found, Environment)
 
 
+def target_of(function: Function) -> QoS | None:
+    """The latency target that a version of a function was registered with; None if it has none."""
+    found = function.metadata.get(TARGET)
+    return None if found is None else msgspec.convert(found, QoS)
+
+
 def _metadata(
-    given: Mapping[str, Any], *, memoize: bool, signature: str | None, environment: Environment | None
+    given: Mapping[str, Any],
+    *,
+    memoize: bool,
+    signature: str | None,
+    environment: Environment | None,
+    target: QoS | None,
 ) -> Mapping[str, Any]:
     """The metadata of a version: what was given, and what else the service keeps with it."""
     own = {
         MEMOIZE: memoize,
         SIGNATURE: signature,
         ENVIRONMENT: None if environment is None else environment.to_json(),
+        TARGET: _target_json(target) if target is not None and target.has_target else None,
     }
-    kept = {key: value for key, value in given.items() if key not in (SIGNATURE, ENVIRONMENT)}
+    kept = {key: value for key, value in given.items() if key not in (SIGNATURE, ENVIRONMENT, TARGET)}
     return kept | {key: value for key, value in own.items() if value}
+
+
+def _target_json(target: QoS) -> Mapping[str, float]:
+    given = {"target_ms": target.target_ms, "max_slowdown": target.max_slowdown, "percentile": target.percentile}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _target(given: QosShape | None) -> QoS | None:
+    """:raises InvalidRequest: for a baseline, which is measured by some calls."""
+    if given is not None and given.is_baseline:
+        raise InvalidRequest("is_baseline is for calls, not for functions.", hint="Leave it out.")
+    return None if given is None else given.qos()
 
 
 def _unknown_alias(name: str) -> FunctionUnknown:

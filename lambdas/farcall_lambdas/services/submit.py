@@ -21,12 +21,15 @@ from farcall_common.errors import (
     FunctionNotPermitted,
     InvalidRequest,
     PayloadTooLarge,
+    TargetInfeasible,
     TaskIdReused,
     TooManyTasks,
     Unavailable,
     Unsupported,
 )
 from farcall_common.limits import MAX_BLOBS_PER_SUBMIT, MAX_CALLEES_PER_SUBMIT
+from farcall_common.qos import QoS
+from farcall_common.qos_report import InfeasibleTarget, infeasible_of, target_text
 from farcall_common.store import Stores
 from farcall_common.store.codec import pack
 from farcall_common.store.model import (
@@ -47,10 +50,10 @@ from farcall_lambdas.logs import SERVICE
 from farcall_lambdas.models.endpoints import RUNTIME
 from farcall_lambdas.models.tasks import BlobRefShape, Payload, Submit
 from farcall_lambdas.services.allowances import AllowanceService
-from farcall_lambdas.services.base import Context, Service
+from farcall_lambdas.services.base import Context, Service, submitters_of
 from farcall_lambdas.services.blobs import BlobService
 from farcall_lambdas.services.containers import ContainerService
-from farcall_lambdas.services.functions import environment_of
+from farcall_lambdas.services.functions import environment_of, target_of
 from farcall_lambdas.services.limits import Memory, Room, check_count
 from farcall_lambdas.services.memo import Memo, is_memoized
 
@@ -62,6 +65,9 @@ _FUNCTIONS_AUDITED: Final = 20
 #: Bytes of the callees of one task in the queue: a thousand without environments have 105 KiB.
 _MAX_CALLEE_BYTES: Final = 512 * 1024
 
+#: When to submit again what was refused for its target: the numbers of the endpoint are those of minutes.
+_INFEASIBLE_RETRY_S: Final = 60.0
+
 _Stored = bytes | BlobRef
 _Uploads = Mapping[BlobRef, bytes]
 
@@ -69,11 +75,12 @@ _Uploads = Mapping[BlobRef, bytes]
 @dataclasses.dataclass(frozen=True)
 class Submitted:
     """An accepted submit: task ids by function, in the order of the request. ``memoized`` are the tasks that got the
-    result of an earlier call."""
+    result of an earlier call. ``infeasible`` are targets, by function, that the endpoint cannot meet."""
 
     task_group_id: str
     tasks: Mapping[str, Sequence[str]]
     memoized: Sequence[Task] = ()
+    infeasible: Mapping[str, InfeasibleTarget] = dataclasses.field(default_factory=dict)
 
 
 class SubmitService(Service):
@@ -101,6 +108,7 @@ class SubmitService(Service):
         :raises TaskIdReused: for a task id that already names another task.
         :raises AllowanceExceeded: for more than the caller's allowance on the endpoint.
         :raises QueueFull: when too many tasks wait for the endpoint already.
+        :raises TargetInfeasible: for a target that the endpoint cannot meet, if it refuses such tasks.
         :raises QuotaExceeded: when the caller has stored too much in the last day.
         """
         options = wanted.options()
@@ -153,6 +161,7 @@ class SubmitService(Service):
         if len(tasks) > len(existing):
             self._storage.check()
         new = len(tasks) - len(existing) - len(sources)
+        infeasible = self._infeasible(identity, endpoint, functions, options_of) if new else {}
         with self._allowances.room_for(identity, endpoint, allowance, new):
             self._room.check(endpoint, new, submitter_id=identity.identity_id)
             if new:
@@ -177,7 +186,39 @@ class SubmitService(Service):
         count = len(tasks) - len(known)
         logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)
         memoized = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoizing]
-        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized)
+        return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized, infeasible=infeasible)
+
+    def _infeasible(
+        self,
+        identity: Identity,
+        endpoint: Endpoint,
+        functions: Mapping[str, Function],
+        options_of: Mapping[str, TaskOptions],
+    ) -> Mapping[str, InfeasibleTarget]:
+        """The targets of new tasks that the endpoint cannot meet, by function, as it last reported.
+
+        :raises TargetInfeasible: if it refuses such tasks.
+        """
+        status, found = endpoint.status, dict[str, InfeasibleTarget]()
+        age_s = status.age_s(now=self._clock()) if status.infeasible else None
+        if age_s is None or age_s > self._settings.online_window_s:
+            return found
+        submitters = submitters_of(identity, endpoint)
+        for reference, function in functions.items():
+            qos = options_of[reference].qos
+            target = infeasible_of(status.infeasible, function.function_id, submitters, qos)
+            if target is None or qos is None:
+                continue
+            if status.refuses_infeasible:
+                wanted = target_text(qos.target_ms, qos.max_slowdown, qos.percentile)
+                raise TargetInfeasible(
+                    f"Endpoint {endpoint.name} cannot hold the target of function {function.name}, {wanted}: "
+                    f"{target.reason}",
+                    hint=target.fix or None,
+                    retry_after_s=_INFEASIBLE_RETRY_S,
+                )
+            found[reference] = target
+        return found
 
     def _in_environment(self, identity: Identity, options: TaskOptions) -> TaskOptions:
         """The options with the environment that the submit names, if it names one.
@@ -350,13 +391,17 @@ def _environments(functions: Mapping[str, Function], options: TaskOptions) -> Ma
 def _options_of(
     functions: Mapping[str, Function], options: TaskOptions, environments: Mapping[str, Environment | None]
 ) -> Mapping[str, TaskOptions]:
-    """The options of the tasks by function. Functions with the same environment share one object: the store writes it
-    once."""
+    """The options of the tasks by function. Functions with the same environment and target share one object: the store
+    writes it once."""
     found: dict[str, TaskOptions] = {}
-    by_environment: dict[Environment, TaskOptions] = {}
-    for reference in functions:
+    known: dict[tuple[Environment | None, QoS | None], TaskOptions] = {(None, None): options}
+    for reference, function in functions.items():
         own = environments[reference] if options.environment is None else None
-        found[reference] = options if own is None else by_environment.setdefault(own, options.within(own))
+        target = target_of(function) if options.qos is None else None
+        if (own, target) not in known:
+            within = options if own is None else options.within(own)
+            known[own, target] = within if target is None else msgspec.structs.replace(within, qos=target)
+        found[reference] = known[own, target]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from farcall_common.durations import ago, retry_of, span
 from farcall_common.errors import Unavailable
+from farcall_common.qos_report import InfeasibleTarget, infeasible_of, target_text
 from farcall_common.staging import OUT
 from farcall_common.store.model import Endpoint, EndpointStatus, EnvironmentState, QueuePosition, QueueState, Task
 from farcall_common.wire.states import EndpointState, TaskState
@@ -127,6 +128,7 @@ class WhyService(Service):
 def explain(situation: Situation) -> Why:
     """Derive the reason: the first that applies."""
     reason, text = _ended_or_running(situation) or _of_the_endpoint(situation) or _of_the_queue(situation)
+    text += _target(situation)
     if situation.may_expire and situation.expires_at - situation.now < _SOON:
         text += f" If it has not started by {situation.expires_at:%Y-%m-%d %H:%M} UTC, it fails."
     return Why(reason, text, situation)
@@ -331,6 +333,28 @@ def _of_the_queue(situation: Situation) -> _Answer:
         Reason.NOT_QUEUED,
         "The task is recorded, but not in the queue yet; the reconciler queues it within about a minute.",
     )
+
+
+def infeasible_target(situation: Situation) -> InfeasibleTarget | None:
+    """Why the endpoint of a task cannot hold its latency target, as it last reported; None if it can, and once the task
+    has ended."""
+    task, endpoint = situation.task, situation.endpoint
+    if endpoint is None or not situation.online or task.state.is_terminal:
+        return None
+    submitters = {task.owner_id} | ({""} if task.owner_id == endpoint.owner_id else set())
+    return infeasible_of(endpoint.status.infeasible, task.function_id, submitters, task.options.qos)
+
+
+def _target(situation: Situation) -> str:
+    """The latency target of a task that has not ended, and why it cannot be met, as sentences; empty without one."""
+    qos = situation.task.options.qos
+    if qos is None or not qos.has_target or situation.task.state.is_terminal:
+        return ""
+    target = target_text(qos.target_ms, qos.max_slowdown, qos.percentile)
+    infeasible = infeasible_target(situation)
+    if infeasible is None:
+        return "" if situation.task.state is TaskState.RUNNING else f" Its target is {target}."
+    return f" Its target, {target}, cannot be met there{_as_of(situation)}: {infeasible}"
 
 
 def _is_dispatched(situation: Situation) -> bool:

@@ -33,6 +33,7 @@ COMMANDS: Final[Mapping[str, Deferred]] = {
     "tokens": Deferred("farcall.cli._tokens:tokens", "Tokens for programs, which permit some operations."),
     "accounts": Deferred("farcall.cli._tokens:accounts", "Your service accounts: identities for programs."),
     "audit": Deferred("farcall.cli._account:audit", "Audit log."),
+    "qos": Deferred("farcall.cli._qos:app", "Latency targets."),
     "usage": Deferred("farcall.cli._usage:usage", "Show what tasks have used."),
     "login": Deferred("farcall.cli._account:login", "Log in, or store a token."),
     "logout": Deferred("farcall.cli._account:logout", "Delete the token, and revoke it if its provider supports that."),

@@ -8,6 +8,7 @@ import typer
 
 from farcall import Client
 from farcall._client import connection_of
+from farcall._task_info import target_of
 from farcall.cli._arguments import FunctionName, completes, load_function, remember
 from farcall.cli._connect import connected
 from farcall.cli._output import AsJson, FullIds, show_json, shown_ids
@@ -100,6 +101,7 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
         return
     metadata = dict(found["metadata"])
     signature, environment = metadata.pop("ssh_signature", None), metadata.pop("task_environment", None)
+    target = target_of({"qos": metadata.pop("task_qos", None)})
     show_fields(
         {
             "function": found["function_uuid"],
@@ -108,6 +110,7 @@ def show(context: typer.Context, function: FunctionId, as_json: AsJson = False) 
             "description": found["description"],
             **{name.replace("_", " "): value for name, value in metadata.items()},
             "environment": Environment.of(environment).label if environment else None,
+            "target": target or None,
             "signed": "yes" if signature else "no",
             "size": f"{len(whole['function_code'])} bytes",
         }

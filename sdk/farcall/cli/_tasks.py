@@ -58,7 +58,17 @@ _EXPORTED: Final = (
 )
 
 #: Those of `tasks show` that its JSON has, with what the worker reported.
-_KEPT_FIELDS: Final = ("task", "state", "task group", "endpoint", "function", "environment", "attempt", "retry of")
+_KEPT_FIELDS: Final = (
+    "task",
+    "state",
+    "task group",
+    "endpoint",
+    "function",
+    "environment",
+    "target",
+    "attempt",
+    "retry of",
+)
 
 #: Details of a task that are not shown as fields.
 _NOT_FIELDS: Final = frozenset({"task_transitions", PROGRESS, STAGING, FILES, *graphs.DETAILS})
@@ -147,6 +157,7 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "endpoint": task.endpoint_id,
         "function": task.function_id,
         "environment": task.environment,
+        "target": task.target,
         "attempt": task.attempt,
         "submitted": instant(times.get("submitted_at")),
         "started": instant(times.get("started_at")),
@@ -282,6 +293,8 @@ def why(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> Non
             "last seen": instant(answer.endpoint_seen_at),
             "workers": answer.workers,
             "problem": answer.problem,
+            "target": answer.target,
+            "target cannot be met": answer.infeasible,
         }
     )
 

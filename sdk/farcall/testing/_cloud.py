@@ -26,6 +26,7 @@ from farcall._client import Client
 from farcall.testing._files import FileProblem, TaskFiles, source_id, source_names
 from farcall.testing._graphs import GraphFailed, GraphRun, ValueGone, with_values
 from farcall.testing._registry import Registry
+from farcall.testing._targets import TARGET, Targets, read_target, shown_target
 from farcall.testing._tasks import Endpoint, Listings, Task, read_json, refusal
 from farcall.testing._tokens import Tokens
 from farcall_common import running
@@ -164,12 +165,14 @@ class FakeCloud:
         self.on_start: Callable[[str], object] = _nothing
         self._endpoint = Endpoint(self._tasks, owner_id=self._owner_id, others=self._sources)
         self.endpoint_id: Final = self._endpoint.endpoint_id
+        self._targets = Targets(check=self._endpoint.check)
         routes: tuple[tuple[str, str, Callable[..., Any]], ...] = (
             ("GET", "/v2/version", self._get_version),
             ("GET", "/v3/whoami", self._whoami),
             *self._registry.routes,
             *self._accounts.routes,
             *self._endpoint.routes,
+            *self._targets.routes,
             *Listings(self._tasks, owner_id=self._owner_id, name_of=self._name_of).routes,
             ("POST", "/v3/endpoints/([^/]+)/submit", self._submit),
             ("GET", "/v2/tasks/([^/]+)", self._get_task),
@@ -263,6 +266,13 @@ class FakeCloud:
         with self._lock:
             progress = clean_progress(done, total, text, time.time())
             self._task(task_id).progress = None if progress is None else progress.to_json()
+
+    def report_latencies(self, report: Mapping[str, Any]) -> None:
+        """Set what the endpoint reports of latency targets: ``functions``, ``admission`` and so on, as in PROTOCOL.md.
+
+        :raises ValueError: for a function that cannot be read.
+        """
+        self._targets.set(report)
 
     @property
     def shared_dir(self) -> Path:
@@ -421,12 +431,16 @@ class FakeCloud:
                 task.memo_key = (function["function_hash"], task.payload, tuple(callees)) if memoize else None
                 task.result_serializers = body.get("result_serializers") or ()
                 task.callees = callees
+                task.qos = read_target(function["metadata"].get(TARGET) if body.get("qos") is None else body["qos"])
                 task.retries, task.retry_on = body.get("retries", 0), body.get("retry_on") or ()
                 known = self._tasks.get(task_id)
                 if known is None:
                     tasks.append(task)
                 elif (known.function_id, known.payload) != (function_id, task.payload):
                     raise TaskIdReused(f"task id {task_id} names another task already")
+        asked = {task.function_id: task.qos for task in tasks}
+        named = {reference: self._registry.function(reference)["function_uuid"] for reference in body["tasks"]}
+        warnings = self._targets.check({name: (id_, asked[id_]) for name, id_ in named.items() if id_ in asked})
         for task in tasks:
             source = self._memoized(task)
             self._tasks[task.task_id] = task
@@ -439,6 +453,7 @@ class FakeCloud:
                 self._pool.submit(self._run, task)
         results = {task.task_id: self._shown(task) for task in tasks if "memoized_from" in task.details}
         answer = {"request_id": str(uuid.uuid4()), "task_group_id": group_id, "endpoint_id": endpoint_id, "tasks": ids}
+        answer |= {"warnings": warnings} if warnings else {}
         return answer | ({"results": results} if results else {})
 
     def _memoized(self, task: Task) -> Task | None:
@@ -523,6 +538,7 @@ class FakeCloud:
             "queue_depth": len(waiting),
             "queue_submitters": 1 if waiting else 0,
             "endpoint": endpoint | self._endpoint.status(),
+            **({} if task.ended() else self._targets.why(task.function_id, task.qos)),
         }
 
     def _cancel(self, body: Json) -> Json:
@@ -595,6 +611,7 @@ class FakeCloud:
             "details": task.details,
             "timings": task.timings,
             **({"retry_of": task.retry_of} if task.retry_of else {}),
+            **shown_target(task.qos),
             **({"result_serializers": list(task.result_serializers)} if task.result_serializers else {}),
         }
         if task.state.is_terminal:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from farcall.testing._targets import TARGET, kept_target
 from farcall_common.environments import Environment
 from farcall_common.errors import (
     Conflict,
@@ -116,7 +117,8 @@ class Registry:
         environment = self._environment(body)
         if environment is None and body.get("container") != "" and _ENVIRONMENT in newest["metadata"]:
             environment = Environment.of(newest["metadata"][_ENVIRONMENT])
-        kept = {"memoize": newest["metadata"].get("memoize", False), "meta": newest["metadata"]}
+        former = newest["metadata"]
+        kept = {"memoize": former.get("memoize", False), "meta": former, "former": former}
         metadata = _metadata(kept | body, environment)
         code = str(body.get("function_code", newest["function_code"]))
         former = newest["metadata"].get("ssh_signature")
@@ -246,10 +248,11 @@ def _shown(environment: Environment | None) -> Json:
 
 
 def _metadata(body: Mapping[str, Any], environment: Environment | None) -> Json:
-    own = ("memoize", "ssh_signature", _ENVIRONMENT)
+    own = ("memoize", "ssh_signature", _ENVIRONMENT, TARGET)
     kept = {key: value for key, value in (body.get("meta") or {}).items() if key not in own}
     kept |= {"memoize": True} if body.get("memoize") else {}
     kept |= {_ENVIRONMENT: environment.to_json()} if environment else {}
+    kept |= kept_target(body)
     return kept | ({"ssh_signature": body["signature"]} if body.get("signature") else {})
 
 

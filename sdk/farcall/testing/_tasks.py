@@ -23,6 +23,7 @@ from farcall_common.errors import (
     TaskGroupUnknown,
 )
 from farcall_common.http_errors import status_of
+from farcall_common.qos import QoS
 from farcall_common.wire import Reporter, TaskState
 
 Json = dict[str, Any]
@@ -70,6 +71,7 @@ class Task:
     staging: Json | None = None
     #: References of the functions that it may call.
     callees: Sequence[str] = ()
+    qos: QoS | None = None
 
     def ended(self) -> bool:
         return self.state.is_terminal

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from farcall_common.errors import Conflict, EndpointUnknown
+from farcall_common.qos_report import QosReport
 from farcall_common.store.model import Endpoint, EndpointKey, Presence, RunningLimit, SpoolMark, Withdrawal
 from tests.support.stores.functions import FakeFunctions
 from tests.support.stores.reach import moment
@@ -28,6 +29,7 @@ class FakeEndpoints(FakeFunctions):
         self._revoked: dict[str, dt.datetime] = {}
         self._withdrawals: dict[str, Withdrawal] = {}
         self._running_limits: dict[tuple[str, str], RunningLimit] = {}
+        self._qos: dict[str, QosReport] = {}
 
     def put_endpoint(self, endpoint: Endpoint) -> None:
         with self._call():
@@ -93,6 +95,7 @@ class FakeEndpoints(FakeFunctions):
             self._keys = {key: (id_, at) for key, (id_, at) in self._keys.items() if id_ != endpoint_id}
             self._revoked = {key: at for key, at in self._revoked.items() if key in self._keys}
             self._spools.pop(endpoint_id, None)
+            self._qos.pop(endpoint_id, None)
             self._running_limits = {key: each for key, each in self._running_limits.items() if key[0] != endpoint_id}
             return self._endpoints.pop(endpoint_id, None) is not None
 
@@ -104,6 +107,12 @@ class FakeEndpoints(FakeFunctions):
                     self._endpoints[each.endpoint_id] = dataclasses.replace(
                         endpoint, online=each.online, status=each.status, seen_at=seen_at
                     )
+                    if each.qos is not None:
+                        self._qos[each.endpoint_id] = each.qos
+
+    def get_qos_report(self, endpoint_id: str) -> QosReport | None:
+        with self._call():
+            return self._qos.get(endpoint_id)
 
     def add_endpoint_key(self, endpoint_id: str, public_key: str, *, at: dt.datetime, most: int = 2) -> Sequence[str]:
         with self._call():
