@@ -6,9 +6,6 @@ from typing import Final
 
 import msgspec
 
-QOS: Final = "qos"
-"""The key of latencies and targets in the report of an endpoint."""
-
 _MAX_TARGET_MS: Final = 86_400_000.0
 _MAX_SLOWDOWN: Final = 1000.0
 _LEAST_PERCENTILE: Final = 50.0

@@ -17,7 +17,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.file_arguments import has_files
 from farcall_common.limits import MAX_INLINE_BYTES
-from farcall_common.qos import QOS
+from farcall_common.qos_report import QOS
 from farcall_common.staging import IN, STAGING
 from farcall_common.wire import EndpointReport, FunctionSpec, HeldTask, TaskSpec
 from farcall_endpoint import outcomes

@@ -211,14 +211,14 @@ class Latencies:
             "function_id": function_id,
             "function": functions[0].name,
             "submitter": submitter,
-            "target_ms": None if target is None else float(f"{1000 * target.latency_s:.4g}"),
-            "percentile": None if target is None else target.percentile,
-            "weight": None,
             "windows": {"1m": _window_of(functions, now, _SHORT_S), "10m": _window_of(functions, now, WINDOW_S)},
             "histogram": [
                 [float(f"{1000 * upper_s:.4g}"), count] for upper_s, count in total.buckets(most=_MOST_BUCKETS)
             ],
         }
+        if target is not None:
+            found["target_ms"], found["percentile"] = float(f"{1000 * target.latency_s:.4g}"), target.percentile
+            found["max_slowdown"] = target.max_slowdown
         if target is not None and (state := classes.get(target.name)) is not None:
             found["weight"] = state.weight
             history = self._weights.get(target.name, ())

@@ -58,7 +58,7 @@ class Targets:
         wanted = f"{qos.target_ms:g}" if qos.target_ms is not None else f"x{qos.max_slowdown:g}"
         name = f"{spec.function_id}:{spec.submitter}:{wanted}:{qos.percentile:g}"
         weight = self._weights.get(self._name_of(spec.function_hash))
-        return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight)
+        return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown)
 
     def measured(self, function_id: str, latency_s: float) -> None:
         """A call that measures has ended, on an endpoint that is idle."""
