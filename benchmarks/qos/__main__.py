@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import random
 import sys
 import time
@@ -20,6 +21,7 @@ from benchmarks.qos import parts
 from benchmarks.qos.experiments import (
     CPU_MS,
     EXPERIMENTS,
+    PI,
     QUICK_WEIGHTS,
     TARGET,
     WEIGHTS,
@@ -28,7 +30,7 @@ from benchmarks.qos.experiments import (
     arms,
     sweep,
 )
-from benchmarks.qos.figures import mean_late_part
+from benchmarks.qos.figures import mean_violations
 from benchmarks.qos.functions import rounds_per_ms
 from benchmarks.qos.measuring import Timing, can_have_deltas, measure_baselines, run
 from benchmarks.qos.plot import draw
@@ -77,7 +79,7 @@ class Measurement:
         for weights in sweep(experiment, self.form.weights):
             arm = Arm(f"static {weights}", "static", weights=tuple(sorted(weights.items())))
             figures = self._run(experiment, arm, _SWEEP_SEED, targets_ms, self.form.sweep)
-            found.append((mean_late_part(figures), -figures["batch_calls"], weights))
+            found.append((mean_violations(figures), -figures["batch_calls"], weights))
         return min(found, key=lambda each: each[:2])[2]
 
     def repetition(
@@ -93,7 +95,10 @@ class Measurement:
                 key = experiment.load, arm
                 if key not in done:
                     done[key] = self._run(experiment, arm, number, targets_ms, self.form.timing)
-            found[experiment.name] = {arm.name: done[experiment.load, arm] for arm in compared}
+            found[experiment.name] = {
+                arm.name: _stored(done[experiment.load, arm], has_weights=arm.name == PI and number == 0)
+                for arm in compared
+            }
         return found
 
     def _run(
@@ -101,8 +106,10 @@ class Measurement:
     ) -> dict[str, Any]:
         wanted = {each.name: targets_ms[each.name] for each in experiment.classes}
         figures = run(experiment, arm, seed=seed, targets_ms=wanted, rounds_per_ms=self.rounds_per_ms, timing=timing)
-        late = ", ".join(f"{name} {each['late']} of {each['calls']}" for name, each in figures["classes"].items())
-        self.say(f"{experiment.name} {arm.name}: late {late}; {figures['batch_calls']} batch calls")
+        violations = ", ".join(
+            f"{name} {each['violations']} of {each['calls']}" for name, each in figures["classes"].items()
+        )
+        self.say(f"{experiment.name} {arm.name}: violations {violations}; {figures['batch_calls']:.1f} batch calls")
         return figures
 
     def say(self, text: str) -> None:
@@ -122,6 +129,11 @@ def main() -> None:
         form = dataclasses.replace(form, repetitions=options.repetitions)
     names = [each.name for each in EXPERIMENTS] if options.only is None else options.only
     _measure(form, _possible(names), options.output)
+
+
+def _stored(run: Mapping[str, Any], *, has_weights: bool) -> dict[str, Any]:
+    """What is stored of a run: of the weights over time, those that the picture shows."""
+    return {name: value for name, value in run.items() if has_weights or name != "weights"}
 
 
 def _possible(names: Collection[str]) -> list[Experiment]:
@@ -149,6 +161,7 @@ def _measure(form: Form, experiments: Sequence[Experiment], output: Path) -> Non
     for number in range(form.repetitions):
         for name, runs in measurement.repetition(number, experiments, report["oracles"]).items():
             report["experiments"][name].append(runs)
+        output.write_text(json.dumps(report, indent=1) + "\n")  # two hours of runs are not lost with the last one
     for number in range(form.controls):
         report["controller"].append(parts.controller(number, paced_s=form.paced_s, noops=form.noops))
         measurement.say("controller")

@@ -46,7 +46,7 @@ def class_figures(latencies_ms: Sequence[float], target_ms: float) -> dict[str, 
     counts = collections.Counter(bucket(each / target_ms) for each in latencies_ms)
     return {
         "calls": len(latencies_ms),
-        "late": sum(each > target_ms for each in latencies_ms),
+        "violations": sum(each > target_ms for each in latencies_ms),
         **{f"p{percent}_ms": round(quantile(latencies_ms, percent), 1) for percent in QUANTILES},
         "histogram": {str(place): counts[place] for place in sorted(counts)},
     }
@@ -57,15 +57,15 @@ def bucket(multiple: float) -> int:
     return math.floor(BUCKETS_PER_DOUBLING * math.log2(max(multiple, 1e-3)))
 
 
-def late_part(run: Run, name: str) -> float:
+def violation_part(run: Run, name: str) -> float:
     """The part of the calls of a function that violate its target."""
     found = run["classes"][name]
-    return float(found["late"] / found["calls"]) if found["calls"] else 0.0
+    return float(found["violations"] / found["calls"]) if found["calls"] else 0.0
 
 
-def mean_late_part(run: Run) -> float:
+def mean_violations(run: Run) -> float:
     """The mean of the functions: one with many calls counts as much as one with few."""
-    return statistics.fmean(late_part(run, name) for name in run["classes"])
+    return statistics.fmean(violation_part(run, name) for name in run["classes"])
 
 
 def paired(
@@ -117,6 +117,11 @@ def reaction_s(calls: Iterable[tuple[float, float]], *, begin_s: float, end_s: f
         if window and quantile(window, 95) <= target_ms:
             return step * _STEP_S
     return end_s - begin_s
+
+
+def calls_between(intervals: Iterable[tuple[float, float]], begin: float, end: float) -> float:
+    """Calls in a period; of one that is in it in part, so much."""
+    return sum(max(0.0, min(ended, end) - max(began, begin)) / (ended - began) for began, ended in intervals)
 
 
 def is_calm(repetition: Repetition) -> bool:

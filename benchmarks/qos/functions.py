@@ -13,33 +13,36 @@ _ORDINARY_SHARES: Final = 1024
 _CALIBRATION_ROUNDS: Final = 400
 _CALIBRATIONS: Final = 9
 
+Done = tuple[float | None, float]
+"""What a function returns: the weight of its process at the end, and the instant of its beginning."""
 
-def resize(rounds: int) -> float | None:
+
+def resize(rounds: int) -> Done:
     """Resize an image."""
     return work(rounds)
 
 
-def name_generation(rounds: int) -> float | None:
+def name_generation(rounds: int) -> Done:
     """Generate names by a recurrent network."""
     return work(rounds)
 
 
-def pyaes(rounds: int) -> float | None:
+def pyaes(rounds: int) -> Done:
     """Encrypt in plain Python."""
     return work(rounds)
 
 
-def training(rounds: int) -> float | None:
+def training(rounds: int) -> Done:
     """Train a small model."""
     return work(rounds)
 
 
-def batch(rounds: int) -> float | None:
+def batch(rounds: int) -> Done:
     """Batch work, without a target."""
     return work(rounds)
 
 
-def short(rounds: int) -> float | None:
+def short(rounds: int) -> Done:
     """The function of the part about reaction."""
     return work(rounds)
 
@@ -48,12 +51,13 @@ def noop() -> None:
     """A no-op."""
 
 
-def work(rounds: int) -> float | None:
-    """Hash so many blocks; the weight of this process when it is done."""
+def work(rounds: int) -> Done:
+    """Hash so many blocks."""
+    began_at = time.monotonic()
     digest = b""
     for _ in range(rounds):
         digest = hashlib.sha256(_BLOCK + digest).digest()
-    return own_weight()
+    return own_weight(), began_at
 
 
 def own_weight() -> float | None:

@@ -10,7 +10,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ import psutil
 from benchmarks.qos import functions
 from benchmarks.qos.arrivals import Arrival
 from benchmarks.qos.experiments import BATCH_CPU_MS, BATCH_OUTSTANDING, CPU_MS, TARGET, Arm, Experiment
-from benchmarks.qos.figures import class_figures, quantile
+from benchmarks.qos.figures import calls_between, class_figures, quantile
 from farcall_common.qos import QoS
 from farcall_endpoint import Engine
 from farcall_endpoint.qos.settings import QosSettings
@@ -27,7 +27,7 @@ from farcall_endpoint.qos.settings import QosSettings
 BATCH_WORKERS: Final = 4
 LATENCY_WORKERS: Final = 8
 """More than two calls run at a time, as it is the weights that are compared, not the order of a queue."""
-FUNCTIONS: Final[Mapping[str, Callable[[int], float | None]]] = {
+FUNCTIONS: Final[Mapping[str, Callable[[int], functions.Done]]] = {
     each.__name__: each
     for each in (functions.resize, functions.name_generation, functions.pyaes, functions.training, functions.short)
 }
@@ -70,8 +70,10 @@ class ClosedLoop:
     def __init__(self, engine: Engine, rounds: int) -> None:
         self._engine = engine
         self._rounds = rounds
+        self._outstanding: set[Future[functions.Done]] = set()
         self._is_over = False
-        self.ended_at: list[float] = []
+        self.intervals: list[tuple[float, float]] = []
+        """The instants at which calls began and ended."""
 
     def start(self) -> None:
         """Make the first calls."""
@@ -79,16 +81,26 @@ class ClosedLoop:
             self._submit()
 
     def stop(self) -> None:
-        """Make no more calls."""
+        """Make no more calls, and wait for those that are outstanding, but not for ever.
+
+        :raises BaseException: what a call has ended with.
+        """
         self._is_over = True
+        for future in wait(list(self._outstanding), timeout=_LAST_RESULTS_S).done:
+            future.result()
 
     def _submit(self) -> None:
-        self._engine.submit(functions.batch, self._rounds).add_done_callback(self._on_done)
+        future = self._engine.submit(functions.batch, self._rounds)
+        self._outstanding.add(future)
+        future.add_done_callback(self._on_done)
 
-    def _on_done(self, future: Future[Any]) -> None:
-        if not self._is_over and not future.cancelled() and future.exception() is None:
-            self.ended_at.append(time.perf_counter())
+    def _on_done(self, future: Future[functions.Done]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        self.intervals.append((future.result()[1], time.monotonic()))
+        if not self._is_over:
             self._submit()
+        self._outstanding.discard(future)
 
 
 @contextlib.contextmanager
@@ -99,7 +111,7 @@ def engine_with(arm: Arm, *, cores: Collection[int] | None = None) -> Iterator[E
     """
     arguments: dict[str, Any] = {"max_workers": BATCH_WORKERS}
     if "qos_settings" in inspect.signature(Engine).parameters:
-        arguments["qos_settings"] = _settings(arm)
+        arguments["qos_settings"] = settings_of(arm)
     else:
         arguments["max_workers"] += LATENCY_WORKERS
     before = os.sched_getaffinity(0)
@@ -116,7 +128,8 @@ def engine_with(arm: Arm, *, cores: Collection[int] | None = None) -> Iterator[E
         engine.shutdown(cancel_futures=True)
 
 
-def _settings(arm: Arm) -> QosSettings:
+def settings_of(arm: Arm) -> QosSettings:
+    """What the engine of an arm gets."""
     values: dict[str, Any] = {"policy": arm.policy, "latency_workers": LATENCY_WORKERS}
     if arm.policy == "threshold":
         values |= {"ratio": TARGET, "delta": arm.delta}
@@ -143,9 +156,9 @@ def _baseline_ms(engine: Engine, name: str, rounds_per_ms: float, count: int) ->
     rounds = round(CPU_MS[name] * rounds_per_ms)
     took_ms = []
     for _ in range(count):
-        before = time.perf_counter()
+        before = time.monotonic()
         submit(FUNCTIONS[name], rounds).result()
-        took_ms.append(1000 * (time.perf_counter() - before))
+        took_ms.append(1000 * (time.monotonic() - before))
     return quantile(took_ms, 50)
 
 
@@ -194,7 +207,7 @@ def run(
             name: class_figures([each.latency_ms for each in calls if each.arrival.function == name], target_ms)
             for name, target_ms in targets_ms.items()
         },
-        "batch_calls": sum(before.at_s <= at < after.at_s for at in batch.ended_at),
+        "batch_calls": round(calls_between(batch.intervals, before.at_s, after.at_s), 2),
         "manager_percent": round(100 * (after.managers_s - before.managers_s) / elapsed_s, 3),
         "utilisation": round(machine_s / elapsed_s / len(os.sched_getaffinity(0)), 3),
         "others": round(max(0.0, machine_s - own_s) / elapsed_s / len(os.sched_getaffinity(0)), 3),
@@ -212,7 +225,7 @@ class OpenLoop:
         }
         self._rounds_per_ms = rounds_per_ms
         self._problems: list[BaseException] = []
-        self._begin = time.perf_counter() + _SOON_S
+        self._begin = time.monotonic() + _SOON_S
 
     def run(self, arrivals: Sequence[Arrival], *, until_s: float) -> list[Call]:
         """Make these calls, and return at this instant."""
@@ -220,7 +233,7 @@ class OpenLoop:
         for arrival in arrivals:
             self._sleep(arrival.at_s)
             rounds = round(CPU_MS[arrival.function] * arrival.factor * self._rounds_per_ms)
-            now_s = time.perf_counter() - self._begin
+            now_s = time.monotonic() - self._begin
             call = Call(arrival, now_s - arrival.at_s, now_s)
             calls.append(call)
             submitted = self._submits[arrival.function](FUNCTIONS[arrival.function], rounds)
@@ -229,22 +242,22 @@ class OpenLoop:
         return calls
 
     def wait(self, calls: Collection[Call]) -> None:
-        """Wait for the results, but not for ever: a call without one is as late as it is old.
+        """Wait for the results, but not for ever: a call without one counts with its age.
 
         :raises BaseException: what a call has ended with.
         """
-        deadline = time.perf_counter() + _LAST_RESULTS_S
-        while time.perf_counter() < deadline and any(each.ended_s is None for each in calls) and not self._problems:
+        deadline = time.monotonic() + _LAST_RESULTS_S
+        while time.monotonic() < deadline and any(each.ended_s is None for each in calls) and not self._problems:
             time.sleep(_SOON_S)
         if self._problems:
             raise self._problems[0]
-        now_s = time.perf_counter() - self._begin
+        now_s = time.monotonic() - self._begin
         for each in calls:
             if each.ended_s is None:
                 each.ended_s = now_s
 
     def _sleep(self, until_s: float) -> None:
-        time.sleep(max(0.0, self._begin + until_s - time.perf_counter()))
+        time.sleep(max(0.0, self._begin + until_s - time.monotonic()))
 
     def _on_done(self, call: Call, future: Future[Any]) -> None:
         if future.cancelled():
@@ -252,8 +265,8 @@ class OpenLoop:
         if (error := future.exception()) is not None:
             self._problems.append(error)
             return
-        call.weight = future.result()
-        call.ended_s = time.perf_counter() - self._begin
+        call.weight, _ = future.result()
+        call.ended_s = time.monotonic() - self._begin
 
 
 def weights_over_time(calls: Collection[Call]) -> dict[str, list[tuple[float, float]]]:
@@ -277,7 +290,7 @@ def clocks() -> Clocks:
             own_s += times.user + times.system
             if process.pid != here.pid and _MANAGER in process.cmdline():
                 managers_s += _precise_cpu_s(process.pid)
-    return Clocks(time.perf_counter(), sum(machine) - machine.idle - machine.iowait, own_s, managers_s)
+    return Clocks(time.monotonic(), sum(machine) - machine.idle - machine.iowait, own_s, managers_s)
 
 
 def _precise_cpu_s(pid: int) -> float:

@@ -10,7 +10,7 @@ from benchmarks.qos import functions
 from benchmarks.qos.arrivals import Arrival, arrivals, poisson
 from benchmarks.qos.experiments import BATCH_CPU_MS, NONE, PI, Arm
 from benchmarks.qos.figures import reaction_s
-from benchmarks.qos.measuring import ClosedLoop, OpenLoop, clocks, engine_with, weights_over_time
+from benchmarks.qos.measuring import ClosedLoop, OpenLoop, clocks, engine_with
 from farcall_common.qos import QoS
 
 ARMS: Final = (Arm(NONE), Arm(PI, "pi"))
@@ -33,21 +33,21 @@ def controller(seed: int, *, paced_s: float, noops: int) -> dict[str, Any]:
             submit = engine.options(qos=QoS(target_ms=_NOOP_TARGET_MS)).submit
             for future in [submit(functions.noop) for _ in range(_WARM_UP_NOOPS)]:
                 future.result()
-            before, begin, futures = clocks(), time.perf_counter(), []
+            before, begin, futures = clocks(), time.monotonic(), []
             for turn in range(round(paced_s * NOOPS_PER_S / _NOOPS_AT_ONCE)):
-                time.sleep(max(0.0, begin + turn * _NOOPS_AT_ONCE / NOOPS_PER_S - time.perf_counter()))
+                time.sleep(max(0.0, begin + turn * _NOOPS_AT_ONCE / NOOPS_PER_S - time.monotonic()))
                 futures += [submit(functions.noop) for _ in range(_NOOPS_AT_ONCE)]
             after = clocks()
             for future in futures:
                 future.result()
             elapsed_s = after.at_s - before.at_s
-            begin = time.perf_counter()
+            begin = time.monotonic()
             for future in [submit(functions.noop) for _ in range(noops)]:
                 future.result()
             found[arm.name] = {
                 "manager_percent": 100 * (after.managers_s - before.managers_s) / elapsed_s,
                 "paced_per_s": len(futures) / elapsed_s,
-                "noops_per_s": noops / (time.perf_counter() - begin),
+                "noops_per_s": noops / (time.monotonic() - begin),
             }
     return found
 
@@ -72,8 +72,7 @@ def reaction(seed: int, *, target_ms: float, rounds_per_ms: float, bursts: int) 
             "reactions_s": [
                 round(reaction_s(latencies, begin_s=end_s, end_s=end_s + CALM_S, target_ms=target_ms), 1)
                 for end_s in ends
-            ],
-            "weights": weights_over_time(made),
+            ]
         }
     return found
 

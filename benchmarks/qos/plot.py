@@ -11,7 +11,7 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from benchmarks.qos.experiments import EXPERIMENTS, NONE, ORACLE, PI, THRESHOLD_DELTAS, threshold_name
-from benchmarks.qos.figures import BUCKETS_PER_DOUBLING, Repetition, mean_late_part, undisturbed
+from benchmarks.qos.figures import BUCKETS_PER_DOUBLING, Repetition, mean_violations, undisturbed
 from benchmarks.report import Report
 
 _COLUMNS: Final = 3
@@ -44,7 +44,7 @@ def draw(report: Report, path: Path) -> None:
 
 def _densities(axes: Any, repetitions: Sequence[Repetition], name: str) -> None:
     thresholds = [threshold_name(delta) for delta in THRESHOLD_DELTAS]
-    best = min(thresholds, key=lambda policy: sum(mean_late_part(each[policy]) for each in repetitions))
+    best = min(thresholds, key=lambda policy: sum(mean_violations(each[policy]) for each in repetitions))
     for policy, colour in zip((NONE, best, ORACLE, PI), _COLOURS.values(), strict=True):
         counts: collections.Counter[int] = collections.Counter()
         for each in repetitions:

@@ -31,7 +31,7 @@ _TIMING: Final = Timing(warm_up_s=0.2, measured_s=1.0, baseline_calls=1)
 def test_a_run_counts_its_calls_and_keeps_the_cores_of_the_program(arm: Arm) -> None:
     cores = os.sched_getaffinity(0)
     found = run(_FIRST, arm, seed=1, targets_ms={"resize": 60_000.0}, rounds_per_ms=_ROUNDS_PER_MS, timing=_TIMING)
-    assert (found["classes"]["resize"]["calls"], found["classes"]["resize"]["late"]) == (7, 0)
+    assert (found["classes"]["resize"]["calls"], found["classes"]["resize"]["violations"]) == (7, 0)
     assert found["batch_calls"] > 0
     assert found["manager_percent"] > 0
     assert os.sched_getaffinity(0) == cores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.qos import figures, functions
 from benchmarks.qos.arrivals import MOST_AT_ONCE, Arrival, arrivals, bursts, poisson
 from benchmarks.qos.experiments import EXPERIMENTS, NONE, ORACLE, PI, RESERVED, Experiment, arms, sweep
-from benchmarks.qos.measuring import Call, weights_over_time
+from benchmarks.qos.measuring import LATENCY_WORKERS, Call, settings_of, weights_over_time
 from benchmarks.qos.plot import draw
 from benchmarks.qos.table import as_tables
 from tests.unit.benchmark_machine import MACHINE
@@ -54,6 +55,22 @@ def test_runs_of_the_fifth_experiment_are_those_of_the_fourth_but_for_its_deltas
     assert RESERVED in [each.name for each in arms(FIRST, {})]
 
 
+def test_settings_are_those_of_the_policy() -> None:
+    found = {each.name: settings_of(each) for each in arms(FIRST, {"resize": 400})}
+    assert {name: each.policy for name, each in found.items()} == {
+        "none": "none",
+        "threshold, delta 5": "threshold",
+        "threshold, delta 20": "threshold",
+        "threshold, delta 100": "threshold",
+        "pi": "pi",
+        "oracle": "static",
+        "reserved": "none",
+    }
+    assert found["oracle"].weights == {"resize": 400}
+    assert (found["threshold, delta 100"].delta, found["threshold, delta 100"].ratio) == (100, 2.0)
+    assert all(each.latency_workers == LATENCY_WORKERS for each in found.values())
+
+
 def test_sweep_has_each_ratio_once() -> None:
     assert sweep(FIRST, (100, 400)) == [{"resize": 100}, {"resize": 400}]
     assert sweep(THIRD, (100, 400)) == [
@@ -65,7 +82,7 @@ def test_sweep_has_each_ratio_once() -> None:
 
 def test_class_figures_count_what_is_above_the_target() -> None:
     found = figures.class_figures([50.0, 100.0, 101.0, 400.0], 100.0)
-    assert (found["calls"], found["late"], found["p50_ms"], found["p99_ms"]) == (4, 2, 100.0, 400.0)
+    assert (found["calls"], found["violations"], found["p50_ms"], found["p99_ms"]) == (4, 2, 100.0, 400.0)
     assert found["histogram"] == {"-4": 1, "0": 2, "8": 1}
 
 
@@ -79,8 +96,8 @@ def test_interval_needs_three_repetitions() -> None:
     assert figures.Interval(0.2, None, None).upper == 0.2
 
 
-def run_of(late: int, batch: int = 30, **changes: float) -> dict[str, Any]:
-    latencies = [50.0] * (20 - late) + [300.0] * late
+def run_of(violations: int, batch: int = 30, **changes: float) -> dict[str, Any]:
+    latencies = [50.0] * (20 - violations) + [300.0] * violations
     return {
         "classes": {"resize": figures.class_figures(latencies, 160.0)},
         "batch_calls": batch,
@@ -95,7 +112,7 @@ def run_of(late: int, batch: int = 30, **changes: float) -> dict[str, Any]:
 
 def test_differences_are_paired() -> None:
     repetitions = [{PI: run_of(2), NONE: run_of(10)}, {PI: run_of(6), NONE: run_of(14)}]
-    difference = figures.paired(repetitions, PI, NONE, lambda run: figures.late_part(run, "resize"))
+    difference = figures.paired(repetitions, PI, NONE, lambda run: figures.violation_part(run, "resize"))
     assert difference.median == pytest.approx(-0.4)
     batch = figures.paired(
         [{PI: run_of(0, 27), NONE: run_of(0)}], PI, NONE, lambda r: r["batch_calls"], is_relative=True
@@ -116,6 +133,10 @@ def test_reaction_ends_when_calls_of_a_whole_second_meet_the_target() -> None:
     assert figures.reaction_s([], begin_s=4.0, end_s=9.0, target_ms=120.0) == pytest.approx(5.0)
 
 
+def test_a_call_counts_with_its_part_in_the_period() -> None:
+    assert figures.calls_between([(0.0, 2.0), (2.0, 3.0), (3.5, 4.5), (5.0, 6.0)], 1.0, 4.0) == 0.5 + 1.0 + 0.5
+
+
 def test_weights_over_time_are_thinned() -> None:
     calls = [Call(Arrival(0.0, "resize"), 0.0, 0.0, ended_s=at, weight=weight) for at, weight in ((1, 100), (1.1, 150))]
     calls.append(Call(Arrival(0.0, "resize"), 0.0, 0.0, ended_s=2.0, weight=None))
@@ -123,12 +144,13 @@ def test_weights_over_time_are_thinned() -> None:
 
 
 def test_functions_say_their_weight_or_that_there_is_none() -> None:
-    weight = functions.resize(1)
+    weight, began_at = functions.resize(1)
     assert weight is None or weight > 0
+    assert began_at <= time.monotonic()
 
 
-def report(**late: int) -> dict[str, Any]:
-    policies: Mapping[str, int] = {each.name: 10 for each in arms(FIRST, {})} | late
+def report(**violations: int) -> dict[str, Any]:
+    policies: Mapping[str, int] = {each.name: 10 for each in arms(FIRST, {})} | violations
     batch = {RESERVED: 20, PI: 29}
     repetitions = [
         {policy: run_of(count, batch.get(policy, 30)) for policy, count in policies.items()} for _ in range(3)
