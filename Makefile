@@ -16,7 +16,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -170,6 +170,13 @@ bench-graphs: setup
 # TaPS' applications on our executors and on its own. TaPS must be in .venv-taps: it says how, if it is not.
 bench-taps: setup .venv-taps/.made
 	@$(RUN) benchmarks.taps
+
+# Latency targets: the experiments of the QoS paper once, in ten minutes; ten times, in two hours.
+bench-qos: setup
+	@$(RUN) benchmarks.qos --quick
+
+bench-qos-full: setup
+	@$(RUN) benchmarks.qos
 
 # -- the gate ----------------------------------------------------------------------------------------------------------
 

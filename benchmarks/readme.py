@@ -13,6 +13,7 @@ from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
 from benchmarks.engine.scale import table as scale
 from benchmarks.graphs import table as graphs
+from benchmarks.qos import table as qos
 from benchmarks.report import RESULTS, figure_table, with_section
 from benchmarks.taps import table as taps
 from benchmarks.warm_starts import table as warm_starts
@@ -38,16 +39,19 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "communication": communication.as_table,
     "objects": objects.as_table,
     "taps": taps.as_tables,
+    "qos": qos.as_tables,
     "warm_starts": warm_starts.as_tables,
     "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,
 }
+_NO_RESULTS: Final = "Not measured yet.\n"
 
 
 def with_figures(text: str) -> str:
     """The page with the stored results in its sections."""
     for name, make in SECTIONS.items():
-        text = with_section(text, name, make(json.loads((RESULTS / f"{name}.json").read_text())))
+        path = RESULTS / f"{name}.json"
+        text = with_section(text, name, make(json.loads(path.read_text())) if path.exists() else _NO_RESULTS)
     return text
 
 
