@@ -32,7 +32,7 @@ from benchmarks.qos.experiments import (
 )
 from benchmarks.qos.figures import mean_violations
 from benchmarks.qos.functions import rounds_per_ms
-from benchmarks.qos.measuring import Timing, can_have_deltas, measure_baselines, run
+from benchmarks.qos.measuring import Timing, measure_baselines, run
 from benchmarks.qos.plot import draw
 from benchmarks.qos.table import as_tables
 from benchmarks.report import Report, new_report, parse_options, save
@@ -128,20 +128,12 @@ def main() -> None:
     if options.repetitions is not None:
         form = dataclasses.replace(form, repetitions=options.repetitions)
     names = [each.name for each in EXPERIMENTS] if options.only is None else options.only
-    _measure(form, _possible(names), options.output)
+    _measure(form, [each for each in EXPERIMENTS if each.name in names], options.output)
 
 
 def _stored(run: Mapping[str, Any], *, has_weights: bool) -> dict[str, Any]:
     """What is stored of a run: of the weights over time, those that the picture shows."""
     return {name: value for name, value in run.items() if has_weights or name != "weights"}
-
-
-def _possible(names: Collection[str]) -> list[Experiment]:
-    found = [each for each in EXPERIMENTS if each.name in names]
-    if not can_have_deltas() and any(each.deltas for each in found):
-        print("Without experiment 5: the policy threshold has no deltas of functions here.", file=sys.stderr)
-        found = [each for each in found if not each.deltas]
-    return found
 
 
 def _measure(form: Form, experiments: Sequence[Experiment], output: Path) -> None:

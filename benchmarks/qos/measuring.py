@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -109,16 +108,11 @@ def engine_with(arm: Arm, *, cores: Collection[int] | None = None) -> Iterator[E
 
     :param cores: those that its processes may use, if not all.
     """
-    arguments: dict[str, Any] = {"max_workers": BATCH_WORKERS}
-    if "qos_settings" in inspect.signature(Engine).parameters:
-        arguments["qos_settings"] = settings_of(arm)
-    else:
-        arguments["max_workers"] += LATENCY_WORKERS
     before = os.sched_getaffinity(0)
     try:
         if cores is not None:
             os.sched_setaffinity(0, cores)  # what this thread starts inherits them
-        engine = Engine(**arguments)
+        engine = Engine(BATCH_WORKERS, qos_settings=settings_of(arm))
     finally:
         os.sched_setaffinity(0, before)
     try:
@@ -138,11 +132,6 @@ def settings_of(arm: Arm) -> QosSettings:
     if arm.weights:
         values["weights"] = dict(arm.weights)
     return QosSettings(**values)
-
-
-def can_have_deltas() -> bool:
-    """Whether ``threshold`` can have a step for each function."""
-    return "deltas" in QosSettings.__struct_fields__
 
 
 def measure_baselines(names: Collection[str], rounds_per_ms: float, count: int) -> dict[str, float]:

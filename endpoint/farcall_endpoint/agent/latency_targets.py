@@ -47,6 +47,7 @@ class LatencyTargets:
         self.latencies = Latencies()
         self.targets = Targets(
             weights=settings.weights,
+            deltas=settings.deltas,
             baselines=baselines,
             fastest_s=lambda function_id: self.latencies.fastest_s(function_id, self._now),
             name_of=self.latencies.name_of,

@@ -69,6 +69,10 @@ class QosConfig(Section, frozen=True, kw_only=True):
     threshold_step: Annotated[
         int, msgspec.Meta(ge=1, le=100_000, description="With policy: threshold, the step, in shares of 512.")
     ] = 20
+    threshold_steps: Annotated[
+        dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=100_000)]],
+        msgspec.Meta(max_length=1000, description="The same by the name of a function."),
+    ] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.min_weight > self.max_weight:
@@ -90,5 +94,6 @@ class QosConfig(Section, frozen=True, kw_only=True):
             weights=self.weights,
             ratio=self.threshold_ratio,
             delta=self.threshold_step,
+            deltas=self.threshold_steps,
             admission=self.admission,
         )

@@ -170,6 +170,7 @@ class Controller:
             max_weight=settings.max_weight,
             expected_s=target.expected_s,
             weight=target.weight,
+            delta=target.delta,
         )
 
     def _leave(self, task_id: str, now: float) -> tuple[str, LatencyClass, float] | None:

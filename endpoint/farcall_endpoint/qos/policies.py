@@ -22,7 +22,7 @@ class Target:
     :param percentile: of the tasks that are to hold it.
     :param min_weight, max_weight: bounds of the function's weight.
     :param expected_s: how long a task takes on an idle system; None: not known.
-    :param weight: the one that the endpoint's owner has set; None: none.
+    :param weight, delta: those that the endpoint's owner has set, for :class:`Static` and :class:`Threshold`.
     :raises ValueError: for a value that makes no sense.
     """
 
@@ -32,6 +32,7 @@ class Target:
     max_weight: float = 2000.0
     expected_s: float | None = None
     weight: float | None = None
+    delta: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_s < math.inf:
@@ -98,7 +99,7 @@ class Threshold:
     those of ``cpu.shares``. A function of which it is not known how long it takes keeps its shares.
 
     :param ratio: of the latency of a task that is too slow, to what it takes on an idle system.
-    :param delta: the step, in shares.
+    :param delta: the step, in shares, of functions whose target names none.
     """
 
     _FIRST: Final = 512
@@ -114,7 +115,8 @@ class Threshold:
         """See :class:`Policy`."""
         if target.expected_s is None or not math.isfinite(latency_s):
             return
-        step = self._delta if latency_s / target.expected_s > self._ratio else -self._delta
+        delta = self._delta if target.delta is None else target.delta
+        step = delta if latency_s / target.expected_s > self._ratio else -delta
         moved = self.shares.get(function, self._FIRST) + step
         self.shares[function] = min(max(moved, self._LEAST), self._MOST)
 

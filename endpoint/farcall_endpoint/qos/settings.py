@@ -26,7 +26,7 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         as those, if not given.
     :param weights: of ``static``, by the name of the function; others have 100.
     :param ratio, delta: of ``threshold``: from which multiple of its baseline a call is too slow, and the step in
-        shares.
+        shares; ``deltas``: the steps of other functions, by name.
     :param admission: what becomes of a call whose target cannot be held as things are.
     """
 
@@ -40,4 +40,5 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     weights: dict[str, float] = {}
     ratio: float = 2.0
     delta: int = 20
+    deltas: dict[str, int] = {}
     admission: Admission = "warn"

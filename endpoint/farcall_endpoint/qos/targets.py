@@ -22,7 +22,7 @@ _MOST_RUNS: Final = 20
 class Targets:
     """The targets of an endpoint.
 
-    :param weights: that the owner has set, by the name of a function.
+    :param weights, deltas: that the owner has set, by the name of a function.
     :param baselines: seconds by function, as they were kept.
     :param fastest_s: returns how long the fastest runs of a function took; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
@@ -32,11 +32,13 @@ class Targets:
         self,
         *,
         weights: Mapping[str, float],
+        deltas: Mapping[str, int],
         baselines: Mapping[str, float],
         fastest_s: Callable[[str], float | None],
         name_of: Callable[[str], str],
     ) -> None:
         self._weights = weights
+        self._deltas = deltas
         self._baselines = dict(baselines)
         self._fastest_s = fastest_s
         self._name_of = name_of
@@ -57,8 +59,9 @@ class Targets:
             return None
         wanted = f"{qos.target_ms:g}" if qos.target_ms is not None else f"x{qos.max_slowdown:g}"
         name = f"{spec.function_id}:{spec.submitter}:{wanted}:{qos.percentile:g}"
-        weight = self._weights.get(self._name_of(spec.function_hash))
-        return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown)
+        function = self._name_of(spec.function_hash)
+        weight, delta = self._weights.get(function), self._deltas.get(function)
+        return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown, delta)
 
     def measured(self, function_id: str, latency_s: float) -> None:
         """A call that measures has ended, on an endpoint that is idle."""
