@@ -78,8 +78,9 @@ class Limits(_Part, frozen=True):
 class OrderTarget(_Part, frozen=True):
     """The latency that a task is to hold, in seconds from its arrival at the endpoint, and the percentile of the tasks
     of its latency class that are to do so. ``name``: of that class. ``waited_s``: since the arrival. ``expected_s``:
-    how long one takes on an idle system, if that is known. ``weight``, ``delta``: of its function, if the
-    owner has set them for the policies ``static`` and ``threshold``. ``max_slowdown``: the latency as a multiple of ``expected_s``, if it was given so."""
+    how long one takes on an idle system, if that is known. ``weight``, ``delta``: of its function, if the owner has set
+    them for the policies ``static`` and ``threshold``. ``max_slowdown``: the latency as a multiple of ``expected_s``,
+    if it was given so."""
 
     name: str
     latency_s: float

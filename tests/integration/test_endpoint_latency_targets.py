@@ -50,7 +50,7 @@ def pids() -> Iterator[tuple[int, int]]:
 
 
 class Recorded(NoActuator):
-    """An actuator that writes down what it is told, and fails at first."""
+    """An actuator that writes down its orders, and fails at first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -171,7 +171,7 @@ def test_weights_follow_the_latency_and_are_reported() -> None:
     assert len(reported) <= 7, "once a second at most"
 
 
-def test_a_policy_that_fails_changes_no_weight_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_fails_changes_no_weight_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = rig_of()
     rig.jobs("batch")
 

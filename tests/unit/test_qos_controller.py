@@ -135,3 +135,20 @@ def test_a_clock_that_steps_and_times_that_a_task_forges_change_little() -> None
     mean_s = controller.run_s("f")
     assert mean_s is not None
     assert 0 <= mean_s <= 0.05
+
+
+def test_no_more_tasks_run_than_the_processors_can_compute() -> None:
+    controller = Controller(QosSettings())
+    assert controller.most_running("f", 8) == 8
+    controller.add("a", TARGET, 0.0)
+    for _ in range(30):
+        controller.measured({"f": 3.9}, {"f": 4}, 2)
+    assert controller.most_running("f", 8) == 2, "each of them computes"
+    for _ in range(60):
+        controller.measured({"f": 0.5}, {"f": 4}, 2)
+    assert controller.most_running("f", 8) == 8, "they wait for something else"
+    for _ in range(60):
+        controller.measured({"f": 32.0}, {"f": 4}, 2)
+    assert controller.most_running("f", 8) == 1, "each of them uses all processors"
+    controller.measured({}, {}, 0)
+    assert controller.most_running("f", 8) == 8, "the number of processors is not known"

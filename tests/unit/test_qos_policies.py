@@ -188,3 +188,28 @@ def test_shares_add_up_to_the_cores_that_can_be_used(busy: dict[str, int], weigh
     found = shares(busy, dict(zip("abcde", weights, strict=True)), cores)
     assert sum(found.values()) == pytest.approx(min(cores, sum(busy.values())))
     assert all(found[name] <= busy[name] + 1e-9 for name in busy)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_to_end_soon_comes_before_what_may_take_longer(others: int) -> None:
+    loads = {"short": Load(0.15, 2, per_s=4), "long": Load(0.4, 2, per_s=2.3)}
+    targets = {"short": Target(0.3, expected_s=0.15), "long": Target(0.8, expected_s=0.4)}
+    alike = [run(Static(), loads, targets, seed=seed) for seed in SEEDS]
+    held = [run(ProportionalIntegral(), loads, targets, seed=seed) for seed in SEEDS]
+    assert violations(held, 0.3) < violations(alike, 0.3) / 3
+    late = sum(each["long"].violations(0.8) for each in held) - sum(each["long"].violations(0.8) for each in alike)
+    assert late / len(SEEDS) < 0.1
+    policy = ProportionalIntegral()
+    for _ in range(50):
+        weights = policy.weights(targets, {"short": 0.1, "long": 9.0}, pressure=0.5, interval_s=0.25, others=others)
+    assert weights["short"] >= 6 * weights["long"]
+
+
+def test_without_batch_work_no_weights_stay_at_their_bounds() -> None:
+    policy, targets = ProportionalIntegral(), {"f": Target(0.1), "g": Target(0.1)}
+    for _ in range(100):
+        weights = policy.weights(targets, {"f": 1.0, "g": 1.0}, pressure=0.5, interval_s=0.25, others=0)
+    assert weights == pytest.approx({"f": DEFAULT_WEIGHT, "g": DEFAULT_WEIGHT})
+    for _ in range(8):
+        weights = policy.weights(targets, {"f": 1.0, "g": 0.02}, pressure=0.5, interval_s=0.25, others=0)
+    assert weights["f"] > 4 * weights["g"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_KEPT_OUTPUT_BYTES
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES
+from farcall_common.qos import QoS
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -72,6 +73,8 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
 
 
 def _structs(cls: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    if cls is QoS:
+        return st.builds(QoS, target_ms=st.none() | st.floats(1e-3, 1e6), percentile=st.floats(50, 99.9))
     hints = get_type_hints(cls)
     return st.builds(cls, **{name: _values(hints[name], name) for name in cls.__struct_fields__})
 

@@ -220,7 +220,7 @@ def main() -> None:
         agent_pid=options.agent_pid,
         agent_silence_limit_s=options.heartbeat_threshold,
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
-        shares=CpuShares(Cgroups(writable_hierarchies()), actuator=qos.actuator),
+        shares=CpuShares(Cgroups(writable_hierarchies()), processors=node.whole_cpus, actuator=qos.actuator),
         files=files,
         registered=protocol.Registered(
             manager_id,

@@ -310,9 +310,10 @@ class Assignment:
     def _share_latency(self, now: float) -> None:
         for pair in self._latency.pairs():
             workers = [each for each in self._workers.values() if each.pair == pair and each.accepts_tasks]
-            workers.sort(key=lambda each: len(each.jobs))
-            depth = self._latency.depth(pair, self._prefetch.limit)
-            self._share(pair, [each for each in workers if len(each.jobs) <= depth], now, depth=depth)
+            depth, places = self._latency.depth(pair, self._prefetch.limit), self._latency.places(pair)
+            idle = [each for each in workers if not each.jobs]
+            busy = sorted((each for each in workers if 0 < len(each.jobs) <= depth), key=lambda each: len(each.jobs))
+            self._share(pair, [*idle[: max(0, places)], *busy], now, depth=depth)
 
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float, *, depth: int | None = None) -> None:
         """Share the tasks of a pair among its workers.

@@ -7,6 +7,7 @@ those that end at once, such as one-shot ones, join nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -56,10 +57,51 @@ class Pressure:
             return None
 
 
+class Demand:
+    """How many threads of processes compute, or would if a CPU were free, by groups of processes.
+
+    :param clock: monotonic, in seconds.
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._measured_at = clock()
+        self._last: dict[int, float] = {}  # seconds, by process
+
+    def measure(self, groups: Mapping[int, str]) -> dict[str, float]:
+        """The mean number of threads since the last call, by group. Threads that have ended do not count.
+
+        :param groups: by process.
+        """
+        now = self._clock()
+        elapsed_s, self._measured_at = now - self._measured_at, now
+        former, self._last = self._last, {pid: self._seconds(pid) for pid in groups}
+        found: dict[str, float] = {}
+        for pid, seconds in self._last.items():
+            if pid in former and elapsed_s > 0:
+                group = groups[pid]
+                found[group] = found.get(group, 0.0) + max(0.0, seconds - former[pid]) / elapsed_s
+        return found
+
+    def _seconds(self, pid: int) -> float:
+        """For which the threads of a process have run, or waited for a CPU."""
+        total_ns = 0
+        try:
+            for path in (self._proc / str(pid) / "task").iterdir():
+                with contextlib.suppress(OSError, ValueError):  # a thread that has ended
+                    run_ns, wait_ns, _ = (path / "schedstat").read_text(encoding="ascii").split()
+                    total_ns += int(run_ns) + int(wait_ns)
+        except OSError:  # it has ended
+            return 0.0
+        return total_ns / 1e9
+
+
 class CpuShares:
     """Gives workers their shares, from the first weights on.
 
     :param cgroups: of this process; this object closes them.
+    :param processors: that the workers may use together; 0: not known.
     :param actuator: the one to use.
     :param make: makes it; in the thread, as it may take two seconds.
     """
@@ -68,11 +110,13 @@ class CpuShares:
         self,
         cgroups: Cgroups,
         *,
+        processors: int = 0,
         actuator: ActuatorName = "auto",
         make: Callable[[Cgroups, ActuatorName], Actuator] | None = None,
         batch_after_s: float = _BATCH_AFTER_S,
     ) -> None:
         self._cgroups = cgroups
+        self._processors = processors
         self._wanted = actuator
         self._make = make or (lambda cgroups, wanted: choose(cgroups, wanted).actuator)
         self._batch_after_s = batch_after_s
@@ -135,7 +179,7 @@ class CpuShares:
     def _run(self) -> None:
         actuator = self._make(self._cgroups, self._wanted)
         _logger.info("latency classes get their shares of the CPUs by: %s %s", actuator.name, actuator.problem)
-        pressure, known, is_failing = Pressure(), set[str](), False
+        pressure, demand, known, is_failing = Pressure(), Demand(), set[str](), False
         with self._lock:  # workers that run already
             self._joining = dict.fromkeys(self._groups, 0.0)
         wait_s = _PERIOD_S
@@ -150,7 +194,11 @@ class CpuShares:
                     _logger.exception("shares of the CPUs stay as they are")
                 is_failing, wait_s = True, _PERIOD_S
             if has_weights:
-                self._measured = CpusMeasured(pressure.measure(), actuator.name, actuator.problem)
+                with self._lock:
+                    latency = {pid: group for pid, group in self._groups.items() if group != BATCH}
+                self._measured = CpusMeasured(
+                    pressure.measure(), actuator.name, actuator.problem, self._processors, demand.measure(latency)
+                )
         actuator.close()
 
     def _step(self, actuator: Actuator, known: set[str], *, has_weights: bool) -> float | None:

@@ -182,11 +182,15 @@ class WorkerDied(_Event, frozen=True):
 
 class CpusMeasured(_Event, frozen=True):
     """The processors of the node. ``pressure``: the part of the time in which some process waited for one, 0 to 1.
-    ``actuator``: what gives latency classes their shares; ``problem``: what does not work of that."""
+    ``processors``: how many there are; 0: not known. ``demands``: by latency class, how many threads of its workers
+    ran, or waited for a processor, on average. ``actuator``: what gives these classes their shares; ``problem``: what
+    does not work of that."""
 
     pressure: float = 1.0
     actuator: str = ""
     problem: str = ""
+    processors: int = 0
+    demands: Mapping[str, float] = {}
 
 
 class EnvironmentProgress(_Event, frozen=True):

@@ -84,8 +84,9 @@ class LatencyTasks:
         jobs.clear()
 
     def control(self, now: float) -> list[Action]:
-        """Decide the weights, when the controller is due. If that fails, the last ones remain, and it begins anew."""
-        running = collections.Counter(worker.pair.target or BATCH for worker in self._workers.values() if worker.jobs)
+        """Decide the weights, when the controller is due. If that fails, the last ones remain, and the policy starts again."""
+        running = self._running()
+        self.controller.measured(self.cpus.demands, running, self.cpus.processors)
         try:
             weights = self.controller.decide(
                 now,
@@ -181,10 +182,16 @@ class LatencyTasks:
         if len(own) >= self._most_workers:
             return None
         for pair in self.pairs():
+            have = sum(worker.pair == pair for worker in own)
             coming = sum(worker.pair == pair and not (worker.is_ready and worker.jobs) for worker in own)
-            if len(self._waiting[pair]) > coming and can_start(pair):
+            is_enough = have >= self.controller.most_running(pair.target, self._most_workers)
+            if len(self._waiting[pair]) > coming and not is_enough and can_start(pair):
                 return pair
         return None
+
+    def places(self, pair: Pair) -> int:
+        """How many more tasks of a class may run now."""
+        return self.controller.most_running(pair.target, self._most_workers) - self._running()[pair.target]
 
     def unused(self) -> Worker | None:
         """The idle worker that makes room for one of a class whose tasks wait; None if none has to."""
@@ -215,6 +222,10 @@ class LatencyTasks:
             ),
             None,
         )
+
+    def _running(self) -> collections.Counter[str]:
+        """How many tasks run, by class, and of batch work."""
+        return collections.Counter(worker.pair.target or BATCH for worker in self._workers.values() if worker.jobs)
 
     def _own(self) -> Iterator[Worker]:
         return (worker for worker in self._workers.values() if worker.pair.target and not worker.killed)

@@ -79,7 +79,7 @@ class CgroupShares:
         if running is not None:
             former, self._tree_weight = self._tree_weight, DEFAULT_WEIGHT * max(self._cpus, sum(running.values()))
             if self._groups and self._tree_weight != former:
-                self._weigh_tree()
+                self._set_tree_weight()
         self._drop_ended()
         for function in {member.function for member in self._members.values()} | self._groups.keys():
             with self._noting_problems(f"function {function}"):
@@ -165,10 +165,10 @@ class CgroupShares:
             group = self._cgroups.create(group_name(function), within=self._hierarchy)
         self._old_groups = [each for each in self._old_groups if each.name != group.name]
         self._groups[function] = group
-        self._weigh_tree()
+        self._set_tree_weight()
         return group
 
-    def _weigh_tree(self) -> None:
+    def _set_tree_weight(self) -> None:
         assert self._hierarchy is not None
         with contextlib.suppress(OSError):  # then the processes of all functions share what one process would get
             self._cgroups.tree(self._hierarchy).write(_FILES[self.version], self._value(self._tree_weight))

@@ -39,7 +39,8 @@ NEEDS_LOOSER: Final = "looser"
 @dataclasses.dataclass(slots=True)
 class LatencyClass:
     """``pending``: the tasks that have not ended, with their arrival. ``late_since``: when the target was first missed
-    without a break; None if it is held. ``run_s``: mean; None before a task has ended."""
+    without a break; None if it is held. ``run_s``: mean; None before a task has ended. ``threads``, ``running``: means
+    of the threads that compute, and of the tasks that run."""
 
     target: Target
     window: WindowedHistogram
@@ -49,6 +50,8 @@ class LatencyClass:
     weight: float = DEFAULT_WEIGHT
     late_since: float | None = None
     problem: str = ""
+    threads: float = 0.0
+    running: float = 0.0
 
 
 _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = {
@@ -74,6 +77,7 @@ class Controller:
         self.due_at = math.inf
         self._class_of: dict[str, str] = {}  # by unfinished task
         self._decided_at: float | None = None
+        self._processors = 0
 
     def add(self, task_id: str, target: OrderTarget, now: float) -> bool:
         """A task has come; False if it is batch work, as there are too many classes or its target cannot be one."""
@@ -130,6 +134,22 @@ class Controller:
         """How long a task of a class runs; None if it is not known."""
         known = self.classes.get(name)
         return None if known is None else known.run_s
+
+    def measured(self, demands: Mapping[str, float], running: Mapping[str, int], processors: int) -> None:
+        """How many threads of each class compute now, of how many tasks, on so many processors."""
+        self._processors = processors
+        for name, class_ in self.classes.items():
+            if (count := running.get(name, 0)) and name in demands:
+                class_.threads += _NEW * (demands[name] - class_.threads)
+                class_.running += _NEW * (count - class_.running)
+
+    def most_running(self, name: str, most: int) -> int:
+        """How many tasks of a class may run at a time, at most so many: more than the processors can compute would only
+        delay one another, and those of an equal length all end late."""
+        class_ = self.classes.get(name)
+        if class_ is None or not self._processors or class_.threads <= 0:
+            return most
+        return max(1, min(most, round(self._processors * class_.running / class_.threads)))
 
     def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
         """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are

@@ -7,6 +7,7 @@ Weights are relative: what one function gets, the others lose. Functions without
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -158,6 +159,10 @@ class Gains:
 class ProportionalIntegral:
     """Holds the latency of each function at a part below its target, by the logarithm of its weight.
 
+    The weight of a function is to that of another one with a longer target at least in the inverse ratio of the squares
+    of their targets: what is to end soon takes little from others, so that fewer tasks are late than if all were
+    equally late. While there is no batch work only ratios count, so all weights go down together as far as they can.
+
     The integral stays within the bounds of the weight, so that a weight leaves its bound as soon as the error changes
     its sign (no wind-up). What is not a number changes nothing.
 
@@ -187,20 +192,46 @@ class ProportionalIntegral:
     ) -> Mapping[str, float]:
         """See :class:`Policy`."""
         is_sound = 0.0 <= pressure <= 1.0 and 0.0 < interval_s < math.inf
-        found: dict[str, float] = {}
         for function, target in targets.items():
-            latency_s = latencies.get(function)
+            latency_s, first = latencies.get(function), _first(target)
             if is_sound and latency_s is not None and 0.0 < latency_s < math.inf:
-                self._move(function, target, latency_s, pressure, interval_s)
-            found[function] = 2.0 ** self._logs.get(function, _first(target))
+                self._move(function, target, first, latency_s, pressure, interval_s)
+            self._logs.setdefault(function, first)
+            self._integrals.setdefault(function, 0.0)
         for gone in self._logs.keys() - targets.keys():
             del self._logs[gone], self._integrals[gone]
-        return self._within_share(found, targets, others)
+        if not others:
+            self._lower(targets)
+        return self._within_share(self._in_ratio(targets), targets, others)
 
-    def _move(self, function: str, target: Target, latency_s: float, pressure: float, interval_s: float) -> None:
+    def _lower(self, targets: Mapping[str, Target]) -> None:
+        """Let all weights go down by the same factor, until one of them is at its least."""
+        excess = min((self._logs[name] - math.log2(each.min_weight) for name, each in targets.items()), default=0.0)
+        for name in self._logs:
+            self._logs[name] -= excess
+            self._integrals[name] -= excess
+
+    def _in_ratio(self, targets: Mapping[str, Target]) -> dict[str, float]:
+        """The weights, in the ratios that targets demand at least."""
+        logs: dict[str, float] = {}
+        least = -math.inf  # logarithm of a weight with the square of its target
+        by_target = sorted(targets, key=lambda name: -targets[name].latency_s)
+        for latency_s, names in itertools.groupby(by_target, lambda name: targets[name].latency_s):
+            square = 2 * math.log2(latency_s)
+            alike = {name: max(self._logs[name], least - square) for name in names}
+            least = max(least, max(alike.values()) + square)
+            logs |= alike
+        excess = max((logs[name] - math.log2(target.max_weight) for name, target in targets.items()), default=0.0)
+        return {
+            name: min(max(2.0 ** (logs[name] - max(excess, 0.0)), target.min_weight), target.max_weight)
+            for name, target in targets.items()
+        }
+
+    def _move(
+        self, function: str, target: Target, first: float, latency_s: float, pressure: float, interval_s: float
+    ) -> None:
         gains = self._gains
         least, most = math.log2(target.min_weight), math.log2(target.max_weight)
-        first = _first(target)
         former = self._logs.get(function, first)
         error = math.log2(latency_s) - math.log2(self._margin * target.latency_s)
         error = 0.0 if abs(error) < gains.dead_band else min(max(error, -gains.most_error), gains.most_error)
@@ -226,4 +257,5 @@ class ProportionalIntegral:
 
 
 def _first(target: Target) -> float:
+    """The logarithm of the weight that a function begins with."""
     return math.log2(min(max(DEFAULT_WEIGHT, target.min_weight), target.max_weight))
