@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.qos import QoS
+from farcall_common.wire import TaskState
 from farcall_endpoint import Engine, process_reaper
 from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
 from farcall_endpoint.manager.cpu_shares import CpuShares, Pressure
@@ -205,6 +206,7 @@ AUTOGROUPS = """
 import sys, threading, time
 from pathlib import Path
 from farcall_common.qos import QoS
+from farcall_common.wire import TaskState
 from farcall_endpoint import Engine
 from farcall_endpoint.qos.autogroup import read_autogroup
 from farcall_endpoint.qos.settings import QosSettings
@@ -228,7 +230,7 @@ with Engine(max_workers=1, qos_settings=settings) as engine:
         threading.Event().wait(0.05)
     status = engine._loop._core.latency_targets()
     released.touch()
-    print(status.get("problem") or nices.get(batch.result(60), 0) - nices.get(late.result(60), 0))
+    print(status.get("latency_problem") or nices.get(batch.result(60), 0) - nices.get(late.result(60), 0))
 """
 
 
@@ -244,6 +246,21 @@ def test_an_ordinary_user_has_weights_by_autogroups(tmp_path: Path) -> None:
     if done.stdout.startswith("autogroup:"):
         pytest.skip(done.stdout)
     assert int(done.stdout) >= 5
+
+
+def test_calls_with_targets_outlive_their_manager_and_the_agent(tmp_path: Path) -> None:
+    released = tmp_path / "released"
+    target = {"qos": QoS(target_ms=60_000), "max_attempts": 5}
+    with running_endpoint(tmp_path / "home") as endpoint:
+        tasks = endpoint.cloud.submit_many(wait_for, [(str(released),)] * 4, **target)
+        wait_until(lambda: len(endpoint.workers()) >= 2)
+        [manager] = endpoint.managers()
+        os.kill(manager.pid, signal.SIGKILL)
+        wait_until(lambda: [each for each in endpoint.managers() if each.pid != manager.pid])
+        endpoint.kill_agent()
+        endpoint.start()
+        released.touch()
+        assert {end.state for end in endpoint.cloud.ends(tasks)} == {TaskState.SUCCESS}
 
 
 def wait() -> None:

@@ -138,7 +138,9 @@ def test_what_managers_say_is_in_the_report() -> None:
     [row] = found["functions"]
     assert (row["weight"], row["windows"]["10m"]["violations"]) == (900.0, 1)
     assert row["infeasible"]["fix"].startswith("more nodes")
-    assert core.core.latency_targets()["classes"] == 1
+    about = core.core.latency_targets()
+    assert (about["latency_classes"], about["latency_actuator"]) == (1, "cgroup v1")
+    assert about["latency_needs"].endswith("or a looser target")
     core.manager_lost("m", "it died")
     core.decide(now=2.0)
     assert core.core.latency_targets() == {}

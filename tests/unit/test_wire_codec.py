@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import FrameMalformed, ProtocolError, VersionUnsupported
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_FRAMES, MAX_KEPT_OUTPUT_BYTES
-from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES
 from farcall_common.qos import QoS
+from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import (
     PROTOCOL_VERSION,

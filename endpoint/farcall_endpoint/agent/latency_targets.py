@@ -107,8 +107,9 @@ class LatencyTargets:
         classes = self._classes()
         if not classes:
             return {}
-        reasons = sorted({state.reason for state in classes.values() if state.reason})
-        return {**self._about(), "classes": len(classes), "reasons": reasons}
+        found = {f"latency_{name}": value for name, value in self._about().items() if value}
+        missed = sorted({f"{state.reason}: {state.fix}" for state in classes.values() if state.reason})
+        return {**found, "latency_classes": len(classes), **({"latency_needs": "; ".join(missed)} if missed else {})}
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -409,7 +409,7 @@ class Agent:
             **self._about_environments(),
             **self._about_data(),
             **({"functions": functions} if (functions := self._core.functions(self._clock.epoch())) else {}),
-            **({"qos": qos} if (qos := self._core.latency_targets()) else {}),
+            **self._core.latency_targets(),
             **({"graphs": graphs} if (graphs := self._core.running_graphs()) else {}),
             **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             **({"transfers": transfers} if (transfers := list(map(_about_transfer, self._core.staging()))) else {}),

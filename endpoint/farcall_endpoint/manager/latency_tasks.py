@@ -84,7 +84,7 @@ class LatencyTasks:
         jobs.clear()
 
     def control(self, now: float) -> list[Action]:
-        """Decide the weights, when the controller is due. If that fails, the last ones remain, and the policy starts again."""
+        """Decide the weights, when the controller is due. If that fails, the last ones remain, and it starts again."""
         running = self._running()
         self.controller.measured(self.cpus.demands, running, self.cpus.processors)
         try:

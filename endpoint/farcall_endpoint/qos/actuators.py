@@ -29,7 +29,7 @@ _NAMES: Final[Mapping[ActuatorName, str]] = {
     "autogroup": "autogroup",
 }
 
-_WAITING: Final = "import sys; sys.stdin.read()"
+_WAITING: Final = "import sys; print(flush=True); sys.stdin.read()"
 
 
 class Actuator(Protocol):
@@ -163,7 +163,7 @@ def _trial_process() -> Iterator[tuple[int, str]]:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _WAITING],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -172,6 +172,8 @@ def _trial_process() -> Iterator[tuple[int, str]]:
         return
     with process:
         try:
+            assert process.stdout is not None
+            process.stdout.readline()  # before it is its own program, /proc may not let its user write
             yield process.pid, ""
         finally:
             process.kill()
