@@ -341,12 +341,12 @@ class EndpointDirectory:
             raise ConfigurationError(f"{self.path} cannot be written to: {error.strerror}.") from error
 
     def read_baselines(self) -> Mapping[str, float]:
-        """How long functions take while the endpoint is idle, in seconds by id; nothing if that is not known."""
+        """How long functions take while the endpoint is idle, in seconds; nothing if that is not known."""
         try:
             found = _baselines.decode((self.path / "baselines.json").read_bytes())
         except (OSError, msgspec.DecodeError):
             return {}
-        return {function_id: seconds for function_id, seconds in found.items() if 0 < seconds < math.inf}
+        return {key: seconds for key, seconds in found.items() if 0 < seconds < math.inf}
 
     def write_baselines(self, baselines: Mapping[str, float]) -> None:
         """Replace them.

@@ -14,7 +14,7 @@ from farcall_endpoint.protocol import CpuSharesStatus, Finished, Progress, Weigh
 from farcall_endpoint.qos.controller import NEEDS_CPU
 from farcall_endpoint.qos.settings import QosSettings
 from tests.support.agent import CoreDriver
-from tests.unit.test_endpoint_agent_core import finish, ids, send, spec
+from tests.unit.test_endpoint_agent_core import HASH, finish, ids, send, spec
 
 TARGET = QoS(target_ms=200)
 
@@ -111,7 +111,7 @@ def test_a_multiple_of_the_baseline_is_a_target_once_that_is_known() -> None:
         finished = Finished(name, TaskState.SUCCESS, 0, None, 0.0, 0.5, start_s=8.0 if number == 0 else 0.0)
         core.progress("m", Progress(workers=1, finished=(finished,)), [b"r"])
         core.decide(now=10.0 * number + (9.0 if number == 0 else 1.0))
-    assert dict(core.core.baselines() or {}) == pytest.approx({"f": 1.0})
+    assert dict(core.core.baselines() or {}) == pytest.approx({f"{HASH}:": 1.0})
     assert core.core.baselines() is None, "nothing has changed"
     [task] = send(core, spec("b", qos=slow), now=60.0).orders["m"]
     assert task.target is not None
@@ -119,7 +119,7 @@ def test_a_multiple_of_the_baseline_is_a_target_once_that_is_known() -> None:
 
 
 def test_baselines_and_weights_of_the_owner_are_known_after_a_restart() -> None:
-    core = core_of(baselines={"f": 0.5}, policy="static", weights={"f": 300.0})
+    core = core_of(baselines={f"{HASH}:": 0.5}, policy="static", weights={"f": 300.0})
     [task] = send(core, spec("a", qos=QoS(max_slowdown=2))).orders["m"]
     assert task.target is not None
     assert (task.target.latency_s, task.target.expected_s, task.target.weight) == (1.0, 0.5, 300.0)

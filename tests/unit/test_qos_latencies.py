@@ -135,9 +135,9 @@ def test_the_fastest_tenth_of_the_runs_is_known_after_some_of_them() -> None:
     latencies = Latencies()
     for number in range(19):
         ended(latencies, total_s=9.0, run_s=0.1 + 0.1 * number)
-    assert latencies.fastest_s("f", 5.0) is None
+    assert latencies.fastest_s("f", "", 5.0) is None
     ended(latencies, total_s=9.0, run_s=0.1)
-    assert latencies.fastest_s("f", 5.0) == pytest.approx(0.1, rel=0.055)
+    assert latencies.fastest_s("f", "", 5.0) == pytest.approx(0.1, rel=0.055)
 
 
 def test_an_agent_counts_tasks_that_have_run_from_their_arrival() -> None:

@@ -86,7 +86,7 @@ class AgentCore:
     :param jitter: returns random numbers in [0, 1), for the waits before retries.
     :param staging: moves the files of tasks; None: no transfer process is there.
     :param qos: how latency targets are held.
-    :param baselines: how long functions take on an idle endpoint, by their ids, as they were kept.
+    :param baselines: how long functions take on an idle endpoint, as they were kept.
     """
 
     def __init__(
@@ -173,6 +173,7 @@ class AgentCore:
 
     def handle(self, events: Iterable[Event], now: float) -> list[Action]:
         """Handle events in order; the actions to perform."""
+        self._qos.now = now
         for event in events:
             self._apply(event, now)
         retry_at = self._space.retry_at
@@ -473,7 +474,7 @@ class AgentCore:
         dispatched = []
         for task in (spooled.to_task() for spooled in event.tasks):
             task.environment_key = self._environment_key(task.spec)
-            task.target = self._qos.target_of(task, now)
+            task.target = self._qos.target_of(task)
             if task.graph is not None and task.result is None:
                 self._add_graph(task, task.graph)
             refused = None
@@ -527,7 +528,7 @@ class AgentCore:
             task.environment_key = self._environment_key(spec)
         task.input_bytes = 0 if payload is None else len(payload)
         if spec.options.qos is not None:
-            task.target = self._qos.target_of(task, now)
+            task.target = self._qos.target_of(task)
         refused = _refused(opened) or self._admission.refusal(spec, None, now=now)
         if refused is None and payload is not None and (spec.options.callees or has_files(payload)):
             refused = self._read(task, payload)
@@ -624,7 +625,7 @@ class AgentCore:
                 held.retry(task, finished, now)
             else:
                 result = self._results.finished(task, finished, bodies)
-                self._qos.ended(task, finished, now)
+                self._qos.ended(task, finished)
                 if task.files is None:
                     held.finish(task, result)
                 else:

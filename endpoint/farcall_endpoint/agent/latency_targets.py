@@ -13,8 +13,9 @@ from farcall_endpoint.qos.latencies import ClassState, Ended, Latencies
 from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.qos.targets import Targets
 
-_REPORT_S: Final = 30.0
-"""Between two reports to the cloud."""
+_REPORT_S: Final = 10.0
+"""Between two reports to the cloud, and while no task has a target."""
+_CALM_REPORT_S: Final = 60.0
 
 _REASONS: Final[Mapping[str, tuple[str, str]]] = {
     NEEDS_WORKERS: (
@@ -35,38 +36,37 @@ _REASONS: Final[Mapping[str, tuple[str, str]]] = {
 class LatencyTargets:
     """The targets of an agent's tasks.
 
-    ``latencies``: of all functions; ``targets``: what is known of baselines.
+    ``latencies``: of all functions; ``targets``: what is known of baselines; ``now``: of this turn, which
+    the agent's core sets.
 
     :param settings: of the endpoint.
-    :param baselines: seconds by function id, as they were kept.
+    :param baselines: seconds by function and submitter, as they were kept.
     """
 
     def __init__(self, settings: QosSettings, *, baselines: Mapping[str, float]) -> None:
         self._settings = settings
-        self._now = 0.0
+        self.now = 0.0
         self.latencies = Latencies()
         self.targets = Targets(
             weights=settings.weights,
             deltas=settings.deltas,
             baselines=baselines,
-            fastest_s=lambda function_id: self.latencies.fastest_s(function_id, self._now),
+            fastest_s=lambda function_id, submitter: self.latencies.fastest_s(function_id, submitter, self.now),
             name_of=self.latencies.name_of,
         )
         self._by_manager: dict[str, CpuSharesStatus] = {}
         self._reported_at = float("-inf")
         self._report: dict[str, Any] = {}
 
-    def target_of(self, task: Task, now: float) -> OrderTarget | None:
+    def target_of(self, task: Task) -> OrderTarget | None:
         """What a task is to hold; None for batch work, as graphs and their calls are."""
-        self._now = now
         return self.targets.of(task.spec)
 
-    def ended(self, task: Task, finished: Finished, now: float) -> None:
+    def ended(self, task: Task, finished: Finished) -> None:
         """A manager has reported the end of a task."""
-        self._now = now
         if finished.started_at is None or finished.ended_at is None:
             return
-        spec, total_s = task.spec, now - task.received_at
+        spec, total_s = task.spec, self.now - task.received_at
         run_s = finished.ended_at - finished.started_at
         ended = Ended(
             spec.function_id,
@@ -78,9 +78,9 @@ class LatencyTargets:
             finished.start_s,
             task.target,
         )
-        self.latencies.ended(ended, now)
+        self.latencies.ended(ended, self.now)
         if spec.options.qos is not None and spec.options.qos.is_baseline and finished.error is None:
-            self.targets.measured(spec.function_id, total_s - min(finished.start_s, total_s - max(run_s, 0.0)))
+            self.targets.measured(spec, total_s - min(finished.start_s, total_s - max(run_s, 0.0)))
 
     def weighed(self, manager_id: str, status: CpuSharesStatus) -> None:
         """What a manager says of its latency classes."""
@@ -93,10 +93,9 @@ class LatencyTargets:
     def report(self) -> dict[str, Any]:
         """How long functions took and how targets are held, for the cloud; empty before any task has ended. It changes
         every few seconds at most."""
-        now = self._now
-        if now >= self._reported_at + _REPORT_S:
+        now, classes = self.now, self._classes() if self._by_manager else {}
+        if now >= self._reported_at + (_REPORT_S if classes else _CALM_REPORT_S):
             self._reported_at = now
-            classes = self._classes()
             self.latencies.weighed(classes, now)
             functions = self.latencies.report(classes, now)
             self._report = {**self._about(), "functions": functions} if functions else {}

@@ -7,12 +7,13 @@ counted, and one in so many of the others, for all of these.
 
 from __future__ import annotations
 
-import bisect
 import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from farcall_common.progress import clean_text
 from farcall_endpoint.protocol import OrderTarget
@@ -41,13 +42,11 @@ _HISTORY_S: Final = 10.0
 _MOST_BUCKETS: Final = 40
 
 
-class _Key(NamedTuple):
-    function_id: str
-    submitter: str
-    input_size: int
+_Key = tuple[str, str, int]
+"""Function, submitter, and which size of input. No class: one is made for each task."""
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A task whose function has run, or raised an exception.
 
     :param total_s: since it has arrived at the endpoint.
@@ -115,7 +114,9 @@ class Latencies:
 
     def ended(self, task: Ended, now: float) -> None:
         """Count a task."""
-        key = _Key(task.function_id, task.submitter, bisect.bisect_left(_INPUT_BYTES, task.input_bytes))
+        size_bytes = task.input_bytes
+        size = 0 if size_bytes <= _INPUT_BYTES[0] else 1 if size_bytes <= _INPUT_BYTES[1] else 2
+        key = (task.function_id, task.submitter, size)
         function = self._functions.get(key) or self._add(key, task.function_hash)
         if function.second != (second := int(now)):
             function.stride = max(1, math.ceil((function.ended - _ALL_PER_S) / _SAMPLES_PER_S))
@@ -147,11 +148,11 @@ class Latencies:
         for name in [name for name, history in self._weights.items() if now - history[-1][0] > WINDOW_S]:
             del self._weights[name]
 
-    def fastest_s(self, function_id: str, now: float) -> float | None:
-        """How long the fastest tenth of the runs of a function took; None if it ran too seldom."""
+    def fastest_s(self, function_id: str, submitter: str, now: float) -> float | None:
+        """How long the fastest tenth of the runs of a function took, for a submitter; None if it ran too seldom."""
         merged = Histogram()
         for key, function in self._functions.items():
-            if key.function_id == function_id:
+            if key[:2] == (function_id, submitter):
                 merged.merge(function.run.histogram(now))
         return merged.quantile(0.1) if merged.count >= _LEAST_RUNS else None
 
@@ -170,7 +171,7 @@ class Latencies:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _add(self, key: _Key, function_hash: str) -> _Function:
-        name = self._names.get(function_hash, "") or key.function_id[:8]
+        name = self._names.get(function_hash, "") or key[0][:8]
         function = self._functions[key] = _Function(name, _window(), _window(), _window())
         if len(self._functions) > _MOST_FUNCTIONS:
             self._functions.popitem(last=False)
@@ -180,7 +181,7 @@ class Latencies:
         """The functions with most tasks, by submitter, each with its sizes of inputs."""
         groups: dict[tuple[str, str], list[_Function]] = {}
         for key, function in self._functions.items():
-            groups.setdefault((key.function_id, key.submitter), []).append(function)
+            groups.setdefault(key[:2], []).append(function)
         counts = {name: sum(each.total.count(now) for each in several) for name, several in groups.items()}
         most = sorted(filter(counts.get, counts), key=lambda name: -counts[name])[:_MOST_SHOWN]
         return [(name, groups[name]) for name in most]

@@ -23,8 +23,8 @@ class Targets:
     """The targets of an endpoint.
 
     :param weights, deltas: that the owner has set, by the name of a function.
-    :param baselines: seconds by function, as they were kept.
-    :param fastest_s: returns how long the fastest runs of a function took; None if too few were seen.
+    :param baselines: seconds by function and submitter, as they were kept: no submitter measures for others.
+    :param fastest_s: returns how long the fastest runs of a function took for a submitter; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
     """
 
@@ -34,7 +34,7 @@ class Targets:
         weights: Mapping[str, float],
         deltas: Mapping[str, int],
         baselines: Mapping[str, float],
-        fastest_s: Callable[[str], float | None],
+        fastest_s: Callable[[str, str], float | None],
         name_of: Callable[[str], str],
     ) -> None:
         self._weights = weights
@@ -50,7 +50,7 @@ class Targets:
         qos = spec.options.qos
         if qos is None or not qos.has_target:
             return None
-        expected_s = self._baselines.get(spec.function_id) or self._fastest_s(spec.function_id)
+        expected_s = self._baselines.get(_key(spec)) or self._fastest_s(spec.function_id, spec.submitter)
         if qos.target_ms is not None:
             latency_s = qos.target_ms / 1000
         elif expected_s is not None and qos.max_slowdown is not None:
@@ -58,25 +58,31 @@ class Targets:
         else:
             return None
         wanted = f"{qos.target_ms:g}" if qos.target_ms is not None else f"x{qos.max_slowdown:g}"
-        name = f"{spec.function_id}:{spec.submitter}:{wanted}:{qos.percentile:g}"
+        name = f"{_key(spec)}:{wanted}:{qos.percentile:g}"
         function = self._name_of(spec.function_hash)
         weight, delta = self._weights.get(function), self._deltas.get(function)
         return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown, delta)
 
-    def measured(self, function_id: str, latency_s: float) -> None:
+    def measured(self, spec: TaskSpec, latency_s: float) -> None:
         """A call that measures has ended, on an endpoint that is idle."""
         if not latency_s > 0:
             return
-        runs = self._runs.setdefault(function_id, collections.deque(maxlen=_MOST_RUNS))
+        key = _key(spec)
+        runs = self._runs.setdefault(key, collections.deque(maxlen=_MOST_RUNS))
         runs.append(latency_s)
-        self._baselines.pop(function_id, None)
-        self._baselines[function_id] = statistics.median(runs)
+        self._baselines.pop(key, None)
+        self._baselines[key] = statistics.median(runs)
         self.has_changed = True
         for known in (self._runs, self._baselines):
             if len(known) > _MOST_BASELINES:
                 del known[next(iter(known))]
 
     def baselines(self) -> Mapping[str, float]:
-        """Seconds by function, to be kept."""
+        """Seconds by function and submitter, to be kept."""
         self.has_changed = False
         return dict(self._baselines)
+
+
+def _key(spec: TaskSpec) -> str:
+    """A function and its submitter: by its body, as each executor registers it under an id of its own."""
+    return f"{spec.function_hash}:{spec.submitter}"
