@@ -27,10 +27,8 @@ needs_groups = pytest.mark.skipif(not writable_hierarchies(), reason="no cgroup 
 @pytest.fixture
 def parents() -> Iterator[list[Hierarchy]]:
     """Groups for this test alone, in which a manager's lie."""
-    found = made_hierarchies()
-    yield found
-    for each in found:
-        each.path.rmdir()
+    with made_hierarchies() as found:
+        yield found
 
 
 @needs_groups
