@@ -22,6 +22,8 @@ _TESTS: Final = (
     "tests/cgroup2",
     "tests/unit/test_endpoint_cgroups.py",
 )
+_OPTIONS: Final = ("-q", "--color=no", "-p", "no:cacheprovider", "-p", "pytest_timeout")
+"""The only plugin, as others take long to load here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +46,12 @@ def run(place: Place, arguments: list[str]) -> int:
     """Run the tests in a group; pytest's exit status."""
     print(f"\n== {place.meaning}: {place.path}", flush=True)
     delegate(place)
-    command = [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", *_OPTIONS, *arguments]
     if place.is_ordinary_user:
         command = as_ordinary_user(command, reachable=[Path.cwd()])
     procs = place.path / "cgroup.procs"
     joined = ["sh", "-c", f'echo $$ > {procs} && exec "$@"', "sh", *command]
-    environment = {**os.environ, "FARCALL_CGROUP2": "1"}
+    environment = {**os.environ, "FARCALL_CGROUP2": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(joined, check=False, env=environment).returncode
 
 
