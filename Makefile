@@ -6,6 +6,8 @@ PYTHON ?= python3
 SLURM := slurmctld slurmd slurm-client munge
 CONTAINERS := bubblewrap charliecloud mmdebstrap podman crun runc uidmap squashfs-tools fuse-overlayfs slirp4netns
 CONTAINER_PROGRAMS := bwrap ch-run mmdebstrap podman crun /usr/sbin/runc newuidmap mksquashfs fuse-overlayfs slirp4netns
+VIRTUAL_MACHINE := qemu-system-x86 busybox-static kmod
+VIRTUAL_MACHINE_PROGRAMS := qemu-system-x86_64 busybox /usr/sbin/depmod
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 
 export UV_SYSTEM_CERTS := true
@@ -16,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -103,6 +105,8 @@ setup-system:
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(SLURM); }
 	@(for each in $(CONTAINER_PROGRAMS); do command -v $$each >/dev/null || exit 1; done) || { apt-get update && \
 		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(CONTAINERS); }
+	@(for each in $(VIRTUAL_MACHINE_PROGRAMS); do command -v $$each >/dev/null || exit 1; done) || { apt-get update && \
+		DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(VIRTUAL_MACHINE); }
 
 # -- the main job ------------------------------------------------------------------------------------------------------
 
@@ -189,7 +193,7 @@ test: test-unit test-integration
 # It adds what takes longer: the whole suite on each profile.
 test-all: SMOKE_PROFILES :=
 test-all: PROFILES := facility lab hobby
-test-all: test test-slurm
+test-all: test test-slurm test-cgroup2
 
 test-unit: setup .venv-globus/.made
 	$(PYTEST) tests/unit tests/contract -n 2
@@ -247,6 +251,11 @@ test-wheels: setup
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup $(IMAGES)/.made
 	$(PYTEST) tests/slurm
+
+# CPU shares by cgroups of version 2, in a virtual machine that QEMU emulates (setup-system), as few machines have them
+# for a test alone. Downloads a kernel once.
+test-cgroup2: setup
+	$(RUN) tests.cgroup2.vm
 
 check: setup
 	$(RUN) ruff format --check $(SOURCES)

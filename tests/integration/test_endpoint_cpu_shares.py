@@ -64,6 +64,9 @@ class ImitatedGroup(Group):
 class ImitatedCgroups(Cgroups):
     """A directory that looks as a hierarchy of version 2."""
 
+    def enable_cpu(self, hierarchy: Hierarchy) -> None:
+        self.create_tree(hierarchy)
+
     def own(self, hierarchy: Hierarchy) -> Group:
         return ImitatedGroup("", (hierarchy.path,))
 
@@ -77,11 +80,11 @@ class ImitatedCgroups(Cgroups):
 
 @pytest.fixture
 def parents() -> Iterator[list[Hierarchy]]:
-    """Groups for this test alone, in which those of an actuator lie."""
-    found = made_hierarchies()
-    yield found
-    for each in found:
-        wait_until(Group("", (each.path,)).remove, "all processes have ended")
+    """Groups for this test alone, in which those of an actuator lie, with a process as a manager's own have."""
+    with made_hierarchies() as found, subprocess.Popen(["sleep", "1000"]) as manager:
+        Group("", tuple(each.path for each in found)).join(manager.pid)
+        yield found
+        manager.kill()
 
 
 @pytest.fixture(params=["cgroup v1", "cgroup v2", "cgroup v2, imitated", "autogroup"])
@@ -111,7 +114,7 @@ def cgroups_backend(cgroups: Cgroups, version: int, *, is_real: bool = True) -> 
 
     def share(pid: int) -> float:
         for path in cgroups.tree(hierarchy).paths[0].iterdir():
-            if path.is_dir() and str(pid) in (path / "cgroup.procs").read_text().split():
+            if path.is_dir() and pid in Group("", (path,)).processes():
                 return float((path / file).read_text())
         return ordinary
 
@@ -292,6 +295,11 @@ def cpu_seconds(pid: int) -> float:
     return times.user + times.system
 
 
+def is_busy(pid: int) -> bool:
+    """Whether one of these processes has its loop ahead of it: it runs on one CPU only."""
+    return len(os.sched_getaffinity(pid)) == 1
+
+
 def measured(one: int, other: int) -> float:
     """The ratio of the CPU seconds of two processes, until they have had one second together."""
     before = cpu_seconds(one), cpu_seconds(other)
@@ -308,7 +316,7 @@ def test_functions_get_their_shares_of_a_core(backend: Backend) -> None:
         actuator.join(other, "g")
         actuator.set_weights({"f": 400, "g": 100})
         backend.settle()
-        wait_until(lambda: min(cpu_seconds(one), cpu_seconds(other)) > 0.05)
+        wait_until(lambda: all(map(is_busy, (one, other))))
         ratio = measured(one, other)
         assert 2.5 < ratio < 6
         actuator.set_weights({"f": 25})
@@ -326,7 +334,7 @@ def test_shares_belong_to_functions_and_not_to_processes(backend: Backend) -> No
         for pid, function in ((one, "f"), (two, "g"), (three, "g")):
             backend.actuator.join(pid, function)
         backend.settle()
-        wait_until(lambda: min(map(cpu_seconds, (one, two, three))) > 0.05)
+        wait_until(lambda: all(map(is_busy, (one, two, three))))
         before = [cpu_seconds(each) for each in (one, two, three)]
         wait_until(lambda: sum(map(cpu_seconds, (one, two, three))) - sum(before) > 1.5)
         used = [cpu_seconds(each) - start for each, start in zip((one, two, three), before, strict=True)]
@@ -340,8 +348,10 @@ assert os.geteuid() != 0
 from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.qos.autogroup import write_nice
-from tests.integration.test_endpoint_cpu_shares import BUSY, measured, running, wait_until
-choice = choose(Cgroups(writable_hierarchies(), remove_leftovers=False))
+from tests.integration.test_endpoint_cpu_shares import BUSY, is_busy, measured, running, wait_until
+cgroups = Cgroups(writable_hierarchies(), remove_leftovers=False)
+choice = choose(cgroups)
+cgroups.close()
 if choice.reasons["autogroup"]:
     print("not permitted:", choice.reasons["autogroup"])
     sys.exit()
@@ -351,6 +361,7 @@ busy = [sys.executable, "-c", BUSY]
 with running(*busy) as one, running(*busy) as other:
     actuator.join(one, "f")
     actuator.join(other, "g")
+    wait_until(lambda: is_busy(one) and is_busy(other))
     for weights in ({"f": 400, "g": 100}, {"f": 25}):
         actuator.set_weights(weights)
         wait_until(lambda: actuator.tick() is None)

@@ -35,10 +35,8 @@ URGENT = QoS(target_ms=60_000)
 @pytest.fixture
 def cgroups() -> Iterator[Cgroups]:
     """Groups below some for this test alone."""
-    parents = made_hierarchies()
-    yield Cgroups(parents)
-    for each in parents:
-        wait_until(Group("", (each.path,)).remove, "all processes have ended")
+    with made_hierarchies() as parents:
+        yield Cgroups(parents)
 
 
 @pytest.fixture

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+from collections.abc import Iterator
 
-from farcall_endpoint.environments.cgroups import Hierarchy, writable_hierarchies
+from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy, writable_hierarchies
+from tests.waiting import wait_until
 
 
-def made_hierarchies() -> list[Hierarchy]:
-    """A new group for this test alone in each hierarchy; the caller removes them."""
-    found = [Hierarchy(each.path / f"test-{os.getpid()}", each.controllers) for each in writable_hierarchies()]
-    for each in found:
-        each.path.mkdir()
-    return found
+@contextlib.contextmanager
+def made_hierarchies() -> Iterator[list[Hierarchy]]:
+    """A new group in each hierarchy, with the controllers that there are."""
+    cgroups = Cgroups(writable_hierarchies(), remove_leftovers=False)
+    try:
+        found = []
+        for each in cgroups.hierarchies:
+            if not each.controllers:
+                with contextlib.suppress(OSError):  # it is not permitted, or the controller is not there
+                    cgroups.enable_cpu(each)
+            group = cgroups.create("test", within=each)
+            found.append(Hierarchy(group.paths[0], each.controllers))
+        yield found
+        for group in cgroups.groups():
+            wait_until(group.remove, "all processes have ended")
+    finally:
+        cgroups.close()

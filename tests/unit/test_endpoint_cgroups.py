@@ -61,6 +61,38 @@ def test_processes_that_cannot_be_seen_here_are_not_killed(tmp_path: Path, monke
     assert killed == [2**22 + 2]  # 0 would be the group of this process
 
 
+def imitated(directory: Path, *, offered: str) -> Hierarchy:
+    """A directory with the files of a group of version 2 that has processes."""
+    texts = {"type": "domain", "procs": "1\n", "controllers": offered, "subtree_control": ""}
+    for name, text in texts.items():
+        (directory / f"cgroup.{name}").write_text(text)
+    return Hierarchy(directory)
+
+
+def test_groups_below_one_with_processes_are_threaded_when_they_need_the_cpu(tmp_path: Path) -> None:
+    hierarchy = imitated(tmp_path, offered="cpu memory\n")
+    groups = Cgroups([hierarchy])
+    [root] = groups.directories
+    (root / "cgroup.subtree_control").write_text("")
+    groups.create("before")
+    assert not list(root.rglob("cgroup.type"))
+    groups.enable_cpu(hierarchy)
+    [path] = groups.create("later").paths
+    assert [(each / "cgroup.type").read_text() for each in (root, root / "before", path)] == ["threaded"] * 3
+    assert [(each / "cgroup.subtree_control").read_text() for each in (tmp_path, root)] == ["+cpu"] * 2
+    (path / "cgroup.threads").write_text(f"{os.getpid()}\n{2**22 + 1}\n")
+    assert groups.create("later").processes() == {os.getpid()}
+
+
+def test_a_controller_that_is_not_there(tmp_path: Path) -> None:
+    hierarchy = imitated(tmp_path, offered="memory\n")
+    groups = Cgroups([hierarchy])
+    (groups.directories[0] / "cgroup.subtree_control").write_text("")
+    with pytest.raises(FileNotFoundError, match="cpu is not in it") as error:
+        groups.enable_cpu(hierarchy)
+    assert error.value.filename == str(tmp_path / "cgroup.controllers")
+
+
 def test_names() -> None:
     for name in ("../x", "", ".", "a/b", "-x"):
         with pytest.raises(ValueError, match="group"):
@@ -75,10 +107,12 @@ def test_processes_join_and_leave() -> None:
         group = groups.create("worker-1")
         assert groups.groups() == [group]
         with subprocess.Popen(["sleep", "1000"]) as process:
-            group.join(process.pid)
-            assert group.processes() == {process.pid}
-            assert not group.remove()
-            process.kill()
+            try:
+                group.join(process.pid)
+                assert group.processes() == {process.pid}
+                assert not group.remove()
+            finally:
+                process.kill()
         wait_until(group.remove, "the group is empty")
         assert groups.groups() == []
     finally:

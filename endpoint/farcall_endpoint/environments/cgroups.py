@@ -4,6 +4,10 @@ A manager's groups lie in ``farcall-PID-START`` below the cgroup that it runs in
 or in a subtree that a scheduler or systemd has delegated. After a kill -9 of a manager the next one on the node removes
 them. Where nothing is writable there are no groups, and nothing else changes.
 
+In version 2 a group that has processes itself can give its children only the controllers of threads, such as ``cpu``,
+and only if all of them are *threaded* groups. :meth:`Cgroups.enable_cpu` makes them so: no process is moved, neither
+this one nor others of the same service, container or login.
+
 Writing to ``cgroup.procs`` takes the kernel up to 30 ms, now and then: join while nothing waits for the process.
 """
 
@@ -11,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import signal
@@ -20,7 +25,12 @@ from typing import Final
 
 from farcall_endpoint.process_reaper import read_process
 
-_CONTROLLERS: Final = ("cpu", "cpuacct", "memory", "pids")
+_CPU: Final = "cpu"
+_CONTROLLERS: Final = (_CPU, "cpuacct", "memory", "pids")
+_OFFERED: Final = "cgroup.controllers"
+_TYPE: Final = "cgroup.type"
+_CONTROL: Final = "cgroup.subtree_control"
+_THREADED: Final = "threaded"
 _OWNER: Final = re.compile(r"farcall-(\d+)-(\d+)")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -72,11 +82,7 @@ class Group:
 
     def processes(self) -> set[int]:
         """The processes in it."""
-        found: set[int] = set()
-        for path in self.paths:
-            with contextlib.suppress(OSError):
-                found.update(map(int, (path / "cgroup.procs").read_text(encoding="ascii").split()))
-        return found
+        return {pid for path in self.paths for pid in _processes(path)}
 
     def remove(self) -> bool:
         """Remove it; False while there are processes in it."""
@@ -99,7 +105,7 @@ class Cgroups:
         for hierarchy in hierarchies:
             with contextlib.suppress(OSError):
                 if remove_leftovers:
-                    _remove_leftovers(hierarchy.path)
+                    _remove_leftovers(hierarchy)
                 self._roots.append(self._make_root(hierarchy))
                 self._hierarchies.append(hierarchy)
 
@@ -138,6 +144,8 @@ class Cgroups:
         group = self._group(name, within)
         for path in group.paths:
             path.mkdir(exist_ok=True)
+            if _is_threaded(path.parent):
+                _write(path / _TYPE, _THREADED)
         return group
 
     def create_tree(self, hierarchy: Hierarchy) -> None:
@@ -146,6 +154,22 @@ class Cgroups:
         :raises OSError: if that is not permitted.
         """
         self._make_root(hierarchy)
+
+    def enable_cpu(self, hierarchy: Hierarchy) -> None:
+        """Give groups of version 2 the controller ``cpu``, also if processes are in the group of this process.
+
+        :raises OSError: if that is not permitted, or the controller is not there.
+        """
+        own, root = hierarchy.path, self._make_root(hierarchy)
+        if _CPU in _words(root / _CONTROL):
+            return
+        if _CPU not in _words(own / _OFFERED):
+            raise FileNotFoundError(errno.ENOENT, f"{_CPU} is not in it", str(own / _OFFERED))
+        if _needs_threaded(own):
+            for path in (root, *filter(Path.is_dir, root.iterdir())):
+                _write(path / _TYPE, _THREADED)
+        for path in (own, root):
+            _write(path / _CONTROL, f"+{_CPU}")
 
     def groups(self) -> list[Group]:
         """Those that exist."""
@@ -156,12 +180,19 @@ class Cgroups:
         """Remove all groups without processes."""
         for root in self._roots:
             _remove_tree(root)
+        for hierarchy in self._hierarchies:
+            _end_threaded(hierarchy)
 
     def _make_root(self, hierarchy: Hierarchy) -> Path:
         root = hierarchy.path / self._directory
         root.mkdir(exist_ok=True)
-        if not hierarchy.controllers:
+        if hierarchy.controllers:
+            return root
+        if not _needs_threaded(hierarchy.path):
             _enable_controllers((hierarchy.path, root))
+        elif _has_threaded(hierarchy.path):  # so do groups of other managers, and no process could join another kind
+            with contextlib.suppress(OSError):
+                _write(root / _TYPE, _THREADED)
         return root
 
     def _group(self, name: str, within: Hierarchy | None = None) -> Group:
@@ -222,20 +253,86 @@ def _takes_processes(path: Path) -> bool:
 
 
 def _enable_controllers(paths: Iterable[Path]) -> None:
-    """Of version 2; the kernel refuses it in a group that has processes itself, but for the uppermost."""
+    """Of version 2: all that are offered, as far as the kernel permits it."""
     for path in paths:
         try:
-            offered = (path / "cgroup.controllers").read_text(encoding="ascii").split()
+            offered = _words(path / _OFFERED)
         except OSError:
             return
         for controller in set(offered) & set(_CONTROLLERS):
             with contextlib.suppress(OSError):
-                (path / "cgroup.subtree_control").write_text(f"+{controller}", encoding="ascii")
+                (path / _CONTROL).write_text(f"+{controller}", encoding="ascii")
 
 
-def _remove_leftovers(parent: Path) -> None:
+def _needs_threaded(path: Path) -> bool:
+    """Whether a group of version 2 can give controllers to threaded groups only: it has processes. The uppermost one,
+    which has no type, can give them to all."""
+    if not (path / _TYPE).exists():
+        return False
+    try:
+        return bool(_words(path / "cgroup.procs"))
+    except OSError as error:
+        return error.errno == errno.EOPNOTSUPP  # it is threaded itself
+
+
+def _is_threaded(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return _words(path / _TYPE) == [_THREADED]
+    return False
+
+
+def _has_threaded(path: Path) -> bool:
+    """Whether all groups in a group must be threaded."""
+    with contextlib.suppress(OSError):
+        return _THREADED in _words(path / _TYPE)
+    return False
+
+
+def _end_threaded(hierarchy: Hierarchy) -> None:
+    """Take back what :meth:`Cgroups.enable_cpu` did to the group of this process, if no group is left in it."""
+    path = hierarchy.path
+    if not hierarchy.controllers and _has_threaded(path):
+        with contextlib.suppress(OSError):
+            if not any(map(Path.is_dir, path.iterdir())):
+                _write(path / _CONTROL, f"-{_CPU}")
+
+
+def _processes(path: Path) -> set[int]:
+    """The processes in a group. A threaded one lists threads only."""
+    with contextlib.suppress(OSError):
+        if not _is_threaded(path):
+            return set(map(int, _words(path / "cgroup.procs")))
+        return {_process_of(thread) for thread in _words(path / "cgroup.threads")} - {0}
+    return set()
+
+
+def _process_of(thread: str) -> int:
+    """The process of a thread; 0 if it has ended, or is outside of this process namespace."""
+    with contextlib.suppress(OSError):
+        status = Path("/proc", thread, "status").read_text(encoding="utf-8", errors="replace")
+        return int(status.partition("\nTgid:")[2].split(maxsplit=1)[0])
+    return 0
+
+
+def _words(path: Path) -> list[str]:
+    return path.read_text(encoding="ascii").split()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write to a file of the kernel.
+
+    :raises OSError: if the kernel refuses it.
+    """
+    try:
+        path.write_text(text, encoding="ascii")
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def _remove_leftovers(hierarchy: Hierarchy) -> None:
     """Remove the groups of managers that have ended, and kill what is left in them."""
-    for path in parent.iterdir():
+    for path in hierarchy.path.iterdir():
         named = _OWNER.fullmatch(path.name)
         if named is None:
             continue
@@ -244,14 +341,14 @@ def _remove_leftovers(parent: Path) -> None:
             for group in (*filter(Path.is_dir, path.iterdir()), path):
                 _kill_all(group)
             _remove_tree(path)
+    _end_threaded(hierarchy)
 
 
 def _kill_all(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        # 0 is a process outside of this one's process namespace, and to kill it would end this process's own group.
-        for pid in filter(None, map(int, (path / "cgroup.procs").read_text(encoding="ascii").split())):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    # 0 is a process outside of this one's process namespace, and to kill it would end this process's own group.
+    for pid in filter(None, _processes(path)):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _remove_tree(root: Path) -> None:

@@ -25,6 +25,7 @@ _logger = logging.getLogger(__name__)
 
 _BATCH_AFTER_S: Final = 1.0
 _PERIOD_S: Final = 0.1
+_MOST_TRIES: Final = 10
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 
 
@@ -172,7 +173,11 @@ class CpuShares:
         self._has_weights.set()
         if self._thread is not None:
             self._thread.join()
-        self._cgroups.close()
+        for _ in range(_MOST_TRIES):  # the kernel may know of a process for a moment longer than its parent
+            self._cgroups.close()
+            if not any(directory.exists() for directory in self._cgroups.directories):
+                break
+            time.sleep(_PERIOD_S)
 
     # -- the thread ----------------------------------------------------------------------------------------------------
 

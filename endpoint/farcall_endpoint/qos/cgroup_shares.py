@@ -129,7 +129,7 @@ class CgroupShares:
             if pid not in group.processes():
                 return f"{group.paths[0]}: a process that joins is not in it"
         except OSError as error:
-            return self._reason(error)
+            return describe_error(error)
         finally:
             self.forget(function)
             self.problem = ""
@@ -158,6 +158,8 @@ class CgroupShares:
     def _make(self, function: str) -> Group:
         if self._hierarchy is None:
             raise OSError(errno.ENOENT, "no group can be made", self.name)
+        if self.version == 2:
+            self._cgroups.enable_cpu(self._hierarchy)
         try:
             group = self._cgroups.create(group_name(function), within=self._hierarchy)
         except FileNotFoundError:
@@ -215,21 +217,7 @@ class CgroupShares:
         try:
             yield
         except OSError as error:
-            self.problem = self.problem or f"{what}: {self._reason(error)}"
-
-    def _reason(self, error: OSError) -> str:
-        """What the kernel says; if the controller is not there, what it says when it is asked for."""
-        if self.version == 2 and self._hierarchy is not None and isinstance(error, FileNotFoundError):
-            own = self._cgroups.own(self._hierarchy)
-            with contextlib.suppress(OSError):
-                if not any(_CONTROLLER in line.split() for line in own.read("cgroup.controllers")):
-                    return f"{own.paths[0]}/cgroup.controllers: {_CONTROLLER} is not in it"
-            for group in (own, self._cgroups.tree(self._hierarchy)):
-                try:
-                    group.write("cgroup.subtree_control", f"+{_CONTROLLER}")
-                except OSError as cause:
-                    return f"the controller {_CONTROLLER} cannot be enabled: {describe_error(cause)}"
-        return describe_error(error)
+            self.problem = self.problem or f"{what}: {describe_error(error)}"
 
 
 def hierarchy_of(hierarchies: Sequence[Hierarchy], version: int) -> Hierarchy | None:
