@@ -252,9 +252,10 @@ def test_calls_with_targets_outlive_their_manager_and_the_agent(tmp_path: Path) 
     with running_endpoint(tmp_path / "home") as endpoint:
         tasks = endpoint.cloud.submit_many(wait_for, [(str(released),)] * 4, **target)
         wait_until(lambda: len(endpoint.workers()) >= 2)
-        [manager] = endpoint.managers()
-        os.kill(manager.pid, signal.SIGKILL)
-        wait_until(lambda: [each for each in endpoint.managers() if each.pid != manager.pid])
+        killed = {manager.pid for manager in endpoint.managers()}
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: any(manager.pid not in killed for manager in endpoint.managers()))
         endpoint.kill_agent()
         endpoint.start()
         released.touch()
