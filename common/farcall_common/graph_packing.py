@@ -45,8 +45,11 @@ def check_callees(plan: Plan, callees: Sequence[object]) -> None:
 
 
 def task_options(plan: Plan, options: TaskOptions) -> TaskOptions:
-    """The options of the task that a graph is, of those that it was submitted with. A task of which a stage may not run
-    twice may not, either: between the submitter and the endpoint, the options of stages are not seen."""
+    """The options of the task that a graph is, of those that it was submitted with: it has no latency target. A task of
+    which a stage may not run twice may not, either: between the submitter and the endpoint, the options of stages are
+    not seen."""
+    if options.qos is not None:
+        options = msgspec.structs.replace(options, qos=None)
     if options.idempotent and any(not stage.options.get("idempotent", True) for stage in plan.stages if stage.options):
         return msgspec.structs.replace(options, idempotent=False)
     return options

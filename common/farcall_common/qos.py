@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Final
 
 import msgspec
 
 _MAX_TARGET_MS: Final = 86_400_000.0
 _MAX_SLOWDOWN: Final = 1000.0
+_DEFAULT_PERCENTILE: Final = 95.0
 _LEAST_PERCENTILE: Final = 50.0
 _MOST_PERCENTILE: Final = 99.9
 
@@ -32,10 +34,14 @@ class QoS(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_om
 
     target_ms: float | None = None
     max_slowdown: float | None = None
-    percentile: float = 95.0
+    percentile: float = _DEFAULT_PERCENTILE
     is_baseline: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("target_ms", "max_slowdown", "percentile"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+                raise TypeError(f"{name}: Expected a number, got {value!r}")
         if self.target_ms is not None and not 0 < self.target_ms <= _MAX_TARGET_MS:
             raise ValueError(f"target_ms: Expected more than 0 and at most a day, got {self.target_ms:g}")
         if self.max_slowdown is not None and not 1 < self.max_slowdown <= _MAX_SLOWDOWN:
@@ -46,6 +52,8 @@ class QoS(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_om
             raise ValueError(f"percentile: Expected 50 to {_MOST_PERCENTILE:g}, got {self.percentile:g}")
         if self.target_ms is not None and self.max_slowdown is not None:
             raise ValueError("target_ms and max_slowdown: a call has one target")
+        if self.percentile != _DEFAULT_PERCENTILE and not self.has_target:
+            raise ValueError("percentile: write target_ms or max_slowdown, too")
 
     @property
     def has_target(self) -> bool:

@@ -17,6 +17,7 @@ WINDOWS: Final = ("1m", "10m")
 """The windows of time that a report has numbers of."""
 REFUSE: Final = "refuse"
 """Admission: tasks whose target cannot be met are refused. Else a submit is answered with a warning."""
+_PROBLEM: Final = "ask the owner of the endpoint"
 _MAX_FUNCTIONS: Final = 100
 _MAX_POINTS_BYTES: Final = 96 * 1024
 """Of all weights and histograms."""
@@ -125,9 +126,10 @@ class QosReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return other is not None and msgspec.structs.replace(self, reported_at=other.reported_at) == other
 
     def of(self, submitters: Iterable[str]) -> QosReport:
-        """The same without the functions of others."""
+        """The same without the functions of others, and what a problem says of them."""
         known = frozenset(submitters)
-        return msgspec.structs.replace(self, functions=tuple(f for f in self.functions if f.submitter in known))
+        functions = tuple(f for f in self.functions if f.submitter in known)
+        return msgspec.structs.replace(self, functions=functions, problem=_PROBLEM if self.problem else "")
 
 
 class InfeasibleTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -191,7 +191,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             values["retry_on"] = exception_names(values["retry_on"])
         if "callees" in changes:
             values["callees"] = _callees(values["callees"])
-        if isinstance(qos := values["qos"], Mapping) and (unknown := qos.keys() - set(QoS.__struct_fields__)):
+        qos = values["qos"]
+        if not isinstance(qos, QoS | Mapping | None):
+            raise TypeError(f"qos: expected a QoS or a dictionary, got {type(qos).__name__}")
+        if isinstance(qos, Mapping) and (unknown := qos.keys() - set(QoS.__struct_fields__)):
             raise ValueError(unknown_option(sorted(unknown)[0], QoS.__struct_fields__, what="qos"))
         for name in ("resource_specification", "user_endpoint_config"):
             # A copy: later changes by the caller have no effect until the option is set again.

@@ -99,6 +99,35 @@ def test_tasks_of_a_lost_manager_go_to_the_next_one() -> None:
     assert sorted(ids(core.decide(now=2.0).orders["n"])) == ["a", "b", "batch"]
 
 
+def test_a_batch_task_that_ends_its_managers_is_given_up_and_calls_behind_it_are_not() -> None:
+    core = core_of(latency_slots=1)
+    send(core, spec("ends it"), *(spec(f"{number}", qos=TARGET) for number in range(9)))
+    for number in range(30):
+        core.manager_lost("m" if not number else f"m{number}", "it died")
+        core.decide(now=1.0 + number)
+        register(core, f"m{number + 1}", 1)
+        core.decide(now=1.5 + number)
+        task = core.core.task("ends it")
+        assert task is not None
+        if task.result is not None:
+            break
+    assert task is not None
+    assert task.result is not None
+    assert task.result.state is TaskState.FAILED
+    last = core.core.task("8")
+    assert last is not None
+    assert last.result is None
+
+
+def test_a_baseline_call_that_had_to_wait_counts_with_its_run() -> None:
+    core = core_of()
+    send(core, spec("a", qos=QoS(is_baseline=True)))
+    finished = Finished("a", TaskState.SUCCESS, 0, None, 3600.0, 3600.1)
+    core.progress("m", Progress(workers=1, finished=(finished,)), [b"r"])
+    core.decide(now=3600.0)
+    assert dict(core.core.baselines() or {}) == pytest.approx({f"{HASH}:": 0.1})
+
+
 def test_a_multiple_of_the_baseline_is_a_target_once_that_is_known() -> None:
     slow = QoS(max_slowdown=3)
     core = core_of()
@@ -112,6 +141,7 @@ def test_a_multiple_of_the_baseline_is_a_target_once_that_is_known() -> None:
         core.progress("m", Progress(workers=1, finished=(finished,)), [b"r"])
         core.decide(now=10.0 * number + (9.0 if number == 0 else 1.0))
     assert dict(core.core.baselines() or {}) == pytest.approx({f"{HASH}:": 1.0})
+    core.core.baselines_kept()
     assert core.core.baselines() is None, "nothing has changed"
     [task] = send(core, spec("b", qos=slow), now=60.0).orders["m"]
     assert task.target is not None

@@ -109,6 +109,25 @@ def test_an_idle_worker_makes_room_for_a_class_without_one() -> None:
     assert ahead(rig)[2] == ["b"]
 
 
+def test_a_class_without_a_worker_gets_its_turn_beside_one_that_always_has_tasks() -> None:
+    rig = rig_of(latency_workers=1)
+    rig.jobs("batch")
+    receive(rig, *(job(f"{number}") for number in range(50)), job("other", OrderTarget("g", 9.0, 95.0)))
+    rig.handle(ready(1))
+    ended = [rig.done(1)]
+    rig.now = 2.0
+    ended.append(rig.done(1))
+    assert rig.killed == [1]
+    rig.die(1)
+    rig.handle(ready(2))
+    assert ahead(rig)[2] == ["other"]
+    rig.now = 4.0
+    assert rig.done(2) == "other"
+    rig.die(2)
+    rig.handle(ready(3))
+    assert ahead(rig)[3] == ["2"]
+
+
 def test_workers_without_tasks_end_after_a_while() -> None:
     rig = rig_of()
     rig.jobs("batch")

@@ -91,19 +91,41 @@ def test_what_a_target_needs_is_said_once_it_is_missed_for_long(given: dict[str,
     assert [each.problem for each in controller.report()] == [""]
 
 
-def test_there_are_64_classes_at_most_and_unused_ones_make_room() -> None:
+def test_a_submitter_has_16_classes_at_most_and_unused_ones_make_room() -> None:
     controller = Controller(QosSettings())
-    for number in range(64):
-        assert controller.add(f"t{number}", OrderTarget(f"f{number}", 1.0, 90.0), 0.0)
-    assert not controller.add("one more", OrderTarget("more", 1.0, 90.0), 1.0)
+    for number in range(16):
+        assert controller.add(f"t{number}", OrderTarget(f"f{number}", 1.0, 90.0), 0.0, submitter="a")
+    assert not controller.add("one more", OrderTarget("more", 1.0, 90.0), 1.0, submitter="a")
     assert not controller.has("one more")
+    assert controller.add("of another", OrderTarget("g", 1.0, 90.0), 1.0, submitter="b")
     controller.ended("t7", 2.0, 1.0)
-    assert controller.add("one more", OrderTarget("more", 1.0, 90.0), 3.0)
-    assert len(controller.classes) == 64
+    assert controller.add("one more", OrderTarget("more", 1.0, 90.0), 3.0, submitter="a")
+    assert ("f7" in controller.classes, "g" in controller.classes, len(controller.classes)) == (False, True, 17)
     for number in range(10_000):
         controller.drop("one more", 4.0)
-        assert controller.add("one more", OrderTarget(f"more{number}", 1.0, 90.0), 4.0)
-    assert len(controller.classes) == 64
+        assert controller.add("one more", OrderTarget(f"more{number}", 1.0, 90.0), 4.0, submitter="a")
+    assert len(controller.classes) == 17
+    for number in range(1000):
+        controller.add(f"u{number}", OrderTarget(f"u{number}", 1.0, 90.0), 5.0, submitter=f"{number}")
+    assert len(controller.classes) == 128
+
+
+def test_a_target_changes_with_the_baseline() -> None:
+    controller = Controller(QosSettings())
+    controller.add("a", OrderTarget("f", 3.0, 90.0), 0.0)
+    controller.add("b", OrderTarget("f", 0.3, 90.0), 0.0)
+    assert controller.classes["f"].target.latency_s == 0.3
+    assert controller.add("c", OrderTarget("f", -1.0, 90.0), 0.0) is False
+
+
+def test_a_call_that_hangs_or_was_stopped_counts_once() -> None:
+    controller = Controller(QosSettings())
+    controller.add("hangs", TARGET, 0.0)
+    assert run(controller, 0.05, start=100.0) < 2 * DEFAULT_WEIGHT
+    assert [each.problem for each in controller.report()] == [""]
+    controller.add("stopped", TARGET, 200.0)
+    controller.drop("stopped", 201.0)
+    assert decide(controller, 201.1)["f"] > DEFAULT_WEIGHT
 
 
 def test_a_class_is_forgotten_after_a_while_and_then_nothing_is_due() -> None:
@@ -150,5 +172,8 @@ def test_no_more_tasks_run_than_the_processors_can_compute() -> None:
     for _ in range(60):
         controller.measured({"f": 32.0}, {"f": 4}, 2)
     assert controller.most_running("f", 8) == 1, "each of them uses all processors"
+    for _ in range(4000):
+        controller.measured({"f": 0.0}, {"f": 4}, 2)
+    assert controller.most_running("f", 8) == 8, "however little that is"
     controller.measured({}, {}, 0)
     assert controller.most_running("f", 8) == 8, "the number of processors is not known"

@@ -291,8 +291,12 @@ class AgentCore:
         return self._qos.describe()
 
     def baselines(self) -> Mapping[str, float] | None:
-        """How long functions take on an idle endpoint, to be kept; None if that has not changed."""
+        """How long functions take on an idle endpoint, to be kept; None if that has not changed since."""
         return self._qos.targets.baselines() if self._qos.targets.has_changed else None
+
+    def baselines_kept(self) -> None:
+        """These were written down."""
+        self._qos.targets.has_changed = False
 
     def node_copies(self) -> dict[str, Any]:
         """The copies of files on nodes, for the status."""
@@ -349,7 +353,7 @@ class AgentCore:
             case ev.CallsNotNeeded():
                 self._elsewhere.dropped(event.manager_id, event.task_ids)
             case ev.OwnerKnown(owner_id=owner_id):
-                self._owner_id = owner_id
+                self._owner_id = self._qos.targets.owner_id = owner_id
             case ev.BlobGranted(grant=grant):
                 self._held.upload_granted(grant, now)
             case ev.PayloadFetched():

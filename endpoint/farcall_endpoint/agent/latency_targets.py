@@ -19,16 +19,16 @@ _CALM_REPORT_S: Final = 60.0
 
 _REASONS: Final[Mapping[str, tuple[str, str]]] = {
     NEEDS_WORKERS: (
-        "more calls come than its workers can run, so that they wait for one another",
-        "more nodes, a higher qos.latency_workers, or a looser target",
+        "More calls come than its workers can run, so that they wait for one another",
+        "Use more nodes, a higher qos.latency_workers of the endpoint, or a looser target",
     ),
     NEEDS_CPU: (
-        "it has the largest share of the processors that it may have",
-        "more nodes, fewer neighbours on them, or a looser target",
+        "It has the largest share of the processors that it may have",
+        "Use more nodes, fewer neighbours on them, or a looser target",
     ),
     NEEDS_LOOSER: (
-        "a call takes longer than the target while processors are free",
-        "a looser target, or a faster function",
+        "A call takes longer than the target even while it has the processors that it needs",
+        "Use a looser target, or a faster function",
     ),
 }
 
@@ -53,6 +53,8 @@ class LatencyTargets:
             baselines=baselines,
             fastest_s=lambda function_id, submitter: self.latencies.fastest_s(function_id, submitter, self.now),
             name_of=self.latencies.name_of,
+            needs_all=settings.policy == "threshold",
+            clock=lambda: self.now,
         )
         self._by_manager: dict[str, CpuSharesStatus] = {}
         self._reported_at = float("-inf")
@@ -63,11 +65,12 @@ class LatencyTargets:
         return self.targets.of(task.spec)
 
     def ended(self, task: Task, finished: Finished) -> None:
-        """A manager has reported the end of a task."""
-        if finished.started_at is None or finished.ended_at is None:
+        """A manager has reported the end of a task. One whose function has not ended counts if it was late already."""
+        spec, total_s, run_s = task.spec, self.now - task.received_at, 0.0
+        if finished.started_at is not None and finished.ended_at is not None:
+            run_s = finished.ended_at - finished.started_at
+        elif task.target is None or total_s <= task.target.latency_s:
             return
-        spec, total_s = task.spec, self.now - task.received_at
-        run_s = finished.ended_at - finished.started_at
         ended = Ended(
             spec.function_id,
             spec.function_hash,
@@ -80,7 +83,7 @@ class LatencyTargets:
         )
         self.latencies.ended(ended, self.now)
         if spec.options.qos is not None and spec.options.qos.is_baseline and finished.error is None:
-            self.targets.measured(spec, total_s - min(finished.start_s, total_s - max(run_s, 0.0)))
+            self.targets.measured(spec, total_s=total_s - finished.start_s, run_s=run_s)
 
     def weighed(self, manager_id: str, status: CpuSharesStatus) -> None:
         """What a manager says of its latency classes."""

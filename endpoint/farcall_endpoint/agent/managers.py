@@ -22,7 +22,7 @@ from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.protocol import EnvironmentStatus
 
 _NO_NODE: Final[Mapping[str, str]] = {}
-_MOST_PASSED_OVER: Final = 1000
+_MOST_PASSED_OVER: Final = 50
 """Tasks with a target that no manager takes now; those behind them are not looked at in this turn."""
 
 
@@ -43,13 +43,16 @@ class ManagerEntry:
     guests: int = 0
 
     def in_order(self) -> list[Task]:
-        """Its tasks in the order in which they may have started: those with a target before the others."""
-        return sorted(self.outstanding.values(), key=lambda task: not task.is_latency)
+        """Its tasks: first those that can run, with a target and without, each in the order in which they came."""
+        targets = [task for task in self.outstanding.values() if task.is_latency]
+        others = [task for task in self.outstanding.values() if not task.is_latency]
+        most = self.load.latency_slots
+        return [*targets[:most], *others[: self.slots], *targets[most:], *others[self.slots :]]
 
     def most_running(self) -> int:
         """How many of its tasks can run."""
-        with_target = sum(task.is_latency for task in self.outstanding.values())
-        return self.slots + min(with_target, self.load.latency_slots)
+        targets = sum(task.is_latency for task in self.outstanding.values())
+        return min(targets, self.load.latency_slots) + min(len(self.outstanding) - targets, self.slots)
 
 
 class Managers:

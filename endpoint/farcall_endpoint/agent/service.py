@@ -330,9 +330,13 @@ class Agent:
             if self._sweep_at is not None and now >= self._sweep_at:
                 self._sweep_at = None
                 self._background.submit(self._sweep)
-            try:
-                if (baselines := self._core.baselines()) is not None:
+            if (baselines := self._core.baselines()) is not None:
+                try:
                     self._write_baselines(baselines)
+                    self._core.baselines_kept()
+                except OSError as error:  # it is tried again
+                    _logger.debug("baselines cannot be written: %s", error)
+            try:
                 self._on_status(self._status())
             except OSError as error:  # no reason to stop
                 _logger.debug("the status cannot be written: %s", error)

@@ -41,6 +41,7 @@ def _page() -> Iterator[str]:
     assert isinstance(root, inspect.StructType)
     yield from _section(root, "The file")
     yield from _section(_field(root, "data"), "`data`")
+    yield from _section(_field(root, "qos"), "`qos`")
     engine = _field(root, "engine")
     yield from _section(engine, "`engine`")
     files = _field(root, "files")

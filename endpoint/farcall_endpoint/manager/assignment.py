@@ -207,7 +207,9 @@ class Assignment:
     def vacate(self, worker: Worker) -> None:
         """Free the place of an idle worker: it stays warm without one if it may, else it is ended."""
         place = worker.place
-        if self._warm.park(worker):
+        if worker.pair.target:
+            self._interruptions.kill(worker)
+        elif self._warm.park(worker):
             self.free_slots.append((worker.slot, place))
         else:
             self._evict(worker)
@@ -304,6 +306,8 @@ class Assignment:
                 self._share_latency(now)
             if (worker := latency.unused()) is not None:
                 self._interruptions.kill(worker)
+            elif (turn := latency.take_turns(now)) is not None:
+                self._yield(*turn)
         for worker in latency.surplus(now):
             self._interruptions.kill(worker)
 
@@ -387,7 +391,7 @@ class Assignment:
             if worker.start_s and now != worker.turn_began:
                 worker.start_s = 0.0
             worker.since, worker.head_reported, worker.overdue = now, False, False
-            if now >= worker.turn_began + TURN_S and len(self._queue.pairs()) <= 1:
+            if now >= worker.turn_began + TURN_S and not worker.pair.target and len(self._queue.pairs()) <= 1:
                 worker.turn_began = now
         if worker.tasks_left is not None:
             worker.tasks_left -= len(jobs)

@@ -8,6 +8,7 @@ those that end at once, such as one-shot ones, join nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -26,6 +27,9 @@ _logger = logging.getLogger(__name__)
 _BATCH_AFTER_S: Final = 1.0
 _PERIOD_S: Final = 0.1
 _MOST_TRIES: Final = 10
+_MOST_THREADS: Final = 64
+"""Of a process, that are measured."""
+_RESTART_S: Final = 1.0
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 
 
@@ -89,7 +93,7 @@ class Demand:
         """For which the threads of a process have run, or waited for a CPU."""
         total_ns = 0
         try:
-            for path in (self._proc / str(pid) / "task").iterdir():
+            for path in itertools.islice((self._proc / str(pid) / "task").iterdir(), _MOST_THREADS):
                 with contextlib.suppress(OSError, ValueError):  # a thread that has ended
                     run_ns, wait_ns, _ = (path / "schedstat").read_text(encoding="ascii").split()
                     total_ns += int(run_ns) + int(wait_ns)
@@ -182,6 +186,15 @@ class CpuShares:
     # -- the thread ----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._serve()
+            except Exception:
+                _logger.exception("shares of the CPUs stay as they are for a moment")
+                self._measured = CpusMeasured(problem="it has failed, and starts again")
+                self._is_over.wait(_RESTART_S)
+
+    def _serve(self) -> None:
         actuator = self._make(self._cgroups, self._wanted)
         _logger.info("latency classes get their shares of the CPUs by: %s %s", actuator.name, actuator.problem)
         pressure, demand, known, is_failing = Pressure(), Demand(), set[str](), False

@@ -17,7 +17,7 @@ from typing import Final
 from farcall_endpoint.manager.actions import Action, ShareCpus, Warn
 from farcall_endpoint.manager.events import CpusMeasured, Job
 from farcall_endpoint.manager.orders import unread_bytes
-from farcall_endpoint.manager.workers import Pair, Worker
+from farcall_endpoint.manager.workers import TURN_S, Pair, Worker
 from farcall_endpoint.protocol import CpuSharesStatus
 from farcall_endpoint.qos.controller import BATCH, Controller
 
@@ -70,7 +70,7 @@ class LatencyTasks:
         """A task has come, which may have no target. Calls of others have none."""
         target = job.order.target
         if target is not None and job.owner is None:
-            self.controller.add(job.order.task_id, target, now)
+            self.controller.add(job.order.task_id, target, now, submitter=job.order.submitter)
             self.report_at = min(self.report_at, now)
 
     def ended(self, jobs: list[tuple[Job, float | None]], now: float) -> None:
@@ -160,7 +160,10 @@ class LatencyTasks:
         if len(self._waiting) <= 1:
             return list(self._waiting)
         have = collections.Counter(worker.pair.submitter for worker in self._own())
-        return sorted(self._waiting, key=lambda pair: (have[pair.submitter], self._waiting[pair][0][:2]))
+        with_worker = {worker.pair for worker in self._own()}
+        return sorted(
+            self._waiting, key=lambda pair: (have[pair.submitter], pair in with_worker, self._waiting[pair][0][:2])
+        )
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -196,11 +199,41 @@ class LatencyTasks:
     def unused(self) -> Worker | None:
         """The idle worker that makes room for one of a class whose tasks wait; None if none has to."""
         own = list(self._own())
+        if self._without_worker(own) is None:
+            return None
+        running = self._running()
+        idle = [
+            worker
+            for worker in own
+            if worker.is_idle
+            and (
+                worker.pair not in self._waiting
+                or running[worker.pair.target] >= self.controller.most_running(worker.pair.target, self._most_workers)
+            )
+        ]
+        return min(idle, key=lambda worker: worker.since, default=None)
+
+    def take_turns(self, now: float) -> tuple[Worker, Pair] | None:
+        """The worker that ends after its task, so that a class gets one whose tasks wait without any; None if none has
+        to. It is one of the submitter with most, and keeps its class for a turn at least."""
+        own = list(self._own())
+        for worker in own:
+            if worker.yields_to is not None and not self.waiting(worker.yields_to):
+                worker.yields_to = None
+        pair = self._without_worker(own)
+        if pair is None or any(worker.yields_to is not None or not worker.is_ready for worker in own):
+            return None
+        have = collections.Counter(worker.pair.submitter for worker in own)
+        due = [worker for worker in own if now >= worker.turn_began + TURN_S]
+        giver = max(due, key=lambda worker: (have[worker.pair.submitter], -worker.turn_began), default=None)
+        return None if giver is None else (giver, pair)
+
+    def _without_worker(self, own: list[Worker]) -> Pair | None:
+        """The first class whose tasks wait without any worker, while there is no room for another one."""
         if not self._waiting or len(own) < self._most_workers:
             return None
-        without = [pair for pair in self._waiting if not any(worker.pair == pair for worker in own)]
-        idle = [worker for worker in own if worker.is_idle and worker.pair not in self._waiting]
-        return min(idle, key=lambda worker: worker.since) if without and idle else None
+        with_worker = {worker.pair for worker in own}
+        return next((pair for pair in self.pairs() if pair not in with_worker), None)
 
     def surplus(self, now: float) -> list[Worker]:
         """The workers that have had nothing to do for a while."""

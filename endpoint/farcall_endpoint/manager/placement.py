@@ -155,7 +155,7 @@ class Placement:
         The workers that now yield at once."""
         moved: list[Worker] = []
         for worker in self._workers.values():
-            if worker.yields_to is None or worker.killed or not worker.jobs:  # what has no slot yields none
+            if worker.yields_to is None or worker.killed or not worker.jobs or worker.pair.target:
                 continue
             if not self._queue.waiting(worker.yields_to):
                 worker.yields_to = None

@@ -20,14 +20,22 @@ BATCH: Final = "batch"
 """The group of all tasks without a target."""
 
 _WINDOW_S: Final = 4.0
-_MOST_CLASSES: Final = 64
-"""Of a node. Tasks of others are batch work: a submitter may name any number of targets."""
+_MOST_CLASSES: Final = 128
+_MOST_OF_ONE: Final = 16
+"""Of a node, and of one submitter. Tasks of others are batch work: a submitter may name any number of targets."""
 _FORGET_S: Final = 600.0
 """After so long without a task, a class is forgotten."""
 _LATE_S: Final = 10.0
 """A target that was not held for so long cannot be held as things are."""
 _LEAST_PRESSURE: Final = Gains().least_pressure
 _AT_BOUND: Final = 0.95
+_SLOWER: Final = 1.01
+_LEAST_RUNS: Final = 5
+_LEAST_THREADS: Final = 0.01
+"""Fewer compute next to nothing."""
+_HANGS: Final = 20.0
+_HANGS_S: Final = 30.0
+"""A task that is late by so many times its target, and for so long, hangs: no CPU would help it."""
 _NEW: Final = 0.2
 """Weight of the newest task in the mean of run times."""
 
@@ -40,11 +48,13 @@ NEEDS_LOOSER: Final = "looser"
 class LatencyClass:
     """``pending``: the tasks that have not ended, with their arrival. ``late_since``: when the target was first missed
     without a break; None if it is held. ``run_s``: mean; None before a task has ended. ``threads``, ``running``: means
-    of the threads that compute, and of the tasks that run."""
+    of the threads that compute, and of the tasks that run. ``fastest_s``: the shortest run; longer ones raise it
+    slowly."""
 
     target: Target
     window: WindowedHistogram
     used_at: float
+    submitter: str = ""
     pending: dict[str, float] = dataclasses.field(default_factory=dict)
     run_s: float | None = None
     weight: float = DEFAULT_WEIGHT
@@ -52,6 +62,8 @@ class LatencyClass:
     problem: str = ""
     threads: float = 0.0
     running: float = 0.0
+    fastest_s: float = math.inf
+    ended: int = 0
 
 
 _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = {
@@ -79,20 +91,22 @@ class Controller:
         self._decided_at: float | None = None
         self._processors = 0
 
-    def add(self, task_id: str, target: OrderTarget, now: float) -> bool:
+    def add(self, task_id: str, target: OrderTarget, now: float, *, submitter: str = "") -> bool:
         """A task has come; False if it is batch work, as there are too many classes or its target cannot be one."""
         name = target.name
         known = self.classes.get(name)
-        if known is None:
-            if len(self.classes) >= _MOST_CLASSES:
-                self._forget_unused(now, after_s=0.0)
-            if len(self.classes) >= _MOST_CLASSES:
-                return False
+        if known is None or target.latency_s != known.target.latency_s:  # which another baseline has changed
             try:
-                found = self._target(target)
+                found = self._target(target, submitter)
             except ValueError:
                 return False
-            known = self.classes[name] = LatencyClass(found, WindowedHistogram(_WINDOW_S), now)
+            if known is not None:
+                known.target = found
+            elif not self._make_room(submitter):
+                return False
+            else:
+                known = LatencyClass(found, WindowedHistogram(_WINDOW_S), now, submitter)
+                self.classes[name] = known
         if self.due_at == math.inf:
             self.due_at = now
         known.pending[task_id] = now - max(0.0, target.waited_s)
@@ -123,12 +137,17 @@ class Controller:
         class_.window.add(latency_s, now)
         run_s = min(max(0.0, run_s), latency_s)  # which a task may have forged
         class_.run_s = run_s if class_.run_s is None else class_.run_s + _NEW * (run_s - class_.run_s)
+        class_.fastest_s = min(run_s, _SLOWER * class_.fastest_s)
+        class_.ended += 1
         if self._policy is not None:
             self._policy.on_task_ended(name, class_.target, latency_s)
 
     def drop(self, task_id: str, now: float) -> None:
-        """A task has ended otherwise, or left the node: its latency says nothing."""
-        self._leave(task_id, now)
+        """A task has ended otherwise, or left the node: that says something only if it was late already."""
+        if (known := self._leave(task_id, now)) is not None:
+            _, class_, arrived_at = known
+            if now - arrived_at > class_.target.latency_s:
+                class_.window.add(now - arrived_at, now)
 
     def run_s(self, name: str) -> float | None:
         """How long a task of a class runs; None if it is not known."""
@@ -147,9 +166,9 @@ class Controller:
         """How many tasks of a class may run at a time, at most so many: more than the processors can compute would only
         delay one another, and those of an equal length all end late."""
         class_ = self.classes.get(name)
-        if class_ is None or not self._processors or class_.threads <= 0:
+        if class_ is None or not self._processors or class_.threads < _LEAST_THREADS:
             return most
-        return max(1, min(most, round(self._processors * class_.running / class_.threads)))
+        return max(1, round(min(most, self._processors * class_.running / class_.threads)))
 
     def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
         """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are
@@ -180,7 +199,19 @@ class Controller:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _target(self, target: OrderTarget) -> Target:
+    def _make_room(self, submitter: str) -> bool:
+        """Whether there may be one more class of a submitter, when the one that was not used for longest is gone."""
+        own = [name for name, class_ in self.classes.items() if class_.submitter == submitter]
+        full = own if len(own) >= _MOST_OF_ONE else list(self.classes) if len(self.classes) >= _MOST_CLASSES else []
+        if not full:
+            return True
+        unused = [name for name in full if not self.classes[name].pending]
+        if not unused:
+            return False
+        del self.classes[min(unused, key=lambda name: self.classes[name].used_at)]
+        return True
+
+    def _target(self, target: OrderTarget, submitter: str) -> Target:
         """:raises ValueError: if it cannot be one."""
         settings = self._settings
         return Target(
@@ -191,6 +222,7 @@ class Controller:
             expected_s=target.expected_s,
             weight=target.weight,
             delta=target.delta,
+            group=submitter,
         )
 
     def _leave(self, task_id: str, now: float) -> tuple[str, LatencyClass, float] | None:
@@ -208,7 +240,7 @@ class Controller:
         limit_s, run_s = class_.target.latency_s, class_.run_s or 0.0
         for place, arrived_at in enumerate(class_.pending.values()):
             expected_s = now - arrived_at + (place // max(workers, 1)) * run_s
-            if expected_s > limit_s:
+            if limit_s < expected_s < max(_HANGS * limit_s, _HANGS_S):
                 histogram.add(expected_s)
         return histogram.quantile(class_.target.percentile / 100)
 
@@ -216,6 +248,9 @@ class Controller:
         """Find out whether a target cannot be held as things are, and what it needs."""
         if latency_s is None or latency_s <= class_.target.latency_s:
             class_.late_since, class_.problem = None, ""
+            return
+        if class_.ended >= _LEAST_RUNS and class_.fastest_s > class_.target.latency_s:
+            class_.problem = NEEDS_LOOSER
             return
         if class_.late_since is None:
             class_.late_since = now

@@ -23,7 +23,9 @@ WINDOW_S: Final = 600.0
 _SHORT_S: Final = 60.0
 _STEPS: Final = 10
 _MOST_FUNCTIONS: Final = 120
-"""Those whose tasks ended last; the others are forgotten. Each size of input counts as one."""
+_MOST_OF_ONE: Final = 60
+"""Those whose tasks ended last, of all submitters and of one; the others are forgotten. Each size of input counts as
+one."""
 _MOST_NAMES: Final = 2000
 _MOST_SHOWN: Final = 20
 _MOST_REPORTED: Final = 10
@@ -42,8 +44,9 @@ _HISTORY_S: Final = 10.0
 _MOST_BUCKETS: Final = 40
 
 
-_Key = tuple[str, str, int]
-"""Function, submitter, and which size of input. No class: one is made for each task."""
+_Key = tuple[str, str, str, int]
+"""Function, submitter, latency class (empty: batch work), and which size of input. No class: one is made for each
+task."""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
@@ -116,7 +119,7 @@ class Latencies:
         """Count a task."""
         size_bytes = task.input_bytes
         size = 0 if size_bytes <= _INPUT_BYTES[0] else 1 if size_bytes <= _INPUT_BYTES[1] else 2
-        key = (task.function_id, task.submitter, size)
+        key = (task.function_id, task.submitter, "" if task.target is None else task.target.name, size)
         function = self._functions.get(key) or self._add(key, task.function_hash)
         if function.second != (second := int(now)):
             function.stride = max(1, math.ceil((function.ended - _ALL_PER_S) / _SAMPLES_PER_S))
@@ -158,14 +161,20 @@ class Latencies:
 
     def describe(self, now: float) -> list[dict[str, Any]]:
         """The functions of the last minutes with most tasks, for the status. Durations are in milliseconds."""
-        return [self._row(functions, now) for _, functions in self._most(now)]
+        return [self._row(functions, now) for _, functions in self._groups(now)[:_MOST_SHOWN]]
 
     def report(self, classes: Mapping[str, ClassState], now: float) -> list[dict[str, Any]]:
         """The same for the cloud, with targets and weights."""
-        most = sorted(self._most(now), key=lambda each: each[1][-1].target is None)
+        ranks: collections.Counter[str] = collections.Counter()
+        ranked = []
+        for (function_id, submitter, _), functions in self._groups(now):
+            has_target = functions[-1].target is not None
+            ranked.append((not has_target, ranks[submitter], function_id, submitter, functions))
+            ranks[submitter] += has_target
+        ranked.sort(key=lambda each: each[:2])  # those with a target first, of each submitter in turn
         return [
             self._details(function_id, submitter, functions, classes, now)
-            for (function_id, submitter), functions in most[:_MOST_REPORTED]
+            for _, _, function_id, submitter, functions in ranked[:_MOST_REPORTED]
         ]
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -173,17 +182,20 @@ class Latencies:
     def _add(self, key: _Key, function_hash: str) -> _Function:
         name = self._names.get(function_hash, "") or key[0][:8]
         function = self._functions[key] = _Function(name, _window(), _window(), _window())
-        if len(self._functions) > _MOST_FUNCTIONS:
+        own = [each for each in self._functions if each[1] == key[1]]
+        if len(own) > _MOST_OF_ONE:
+            del self._functions[own[0]]
+        elif len(self._functions) > _MOST_FUNCTIONS:
             self._functions.popitem(last=False)
         return function
 
-    def _most(self, now: float) -> list[tuple[tuple[str, str], list[_Function]]]:
-        """The functions with most tasks, by submitter, each with its sizes of inputs."""
-        groups: dict[tuple[str, str], list[_Function]] = {}
+    def _groups(self, now: float) -> list[tuple[tuple[str, str, str], list[_Function]]]:
+        """The functions by submitter and target, each with its sizes of inputs, those with most tasks first."""
+        groups: dict[tuple[str, str, str], list[_Function]] = {}
         for key, function in self._functions.items():
-            groups.setdefault(key[:2], []).append(function)
+            groups.setdefault(key[:3], []).append(function)
         counts = {name: sum(each.total.count(now) for each in several) for name, several in groups.items()}
-        most = sorted(filter(counts.get, counts), key=lambda name: -counts[name])[:_MOST_SHOWN]
+        most = sorted(filter(counts.get, counts), key=lambda name: -counts[name])
         return [(name, groups[name]) for name in most]
 
     def _row(self, functions: Sequence[_Function], now: float) -> dict[str, Any]:
@@ -236,6 +248,8 @@ def _window_of(functions: Sequence[_Function], now: float, last_s: float) -> dic
         return _merged([getattr(each, kind) for each in functions], now, last_s)
 
     total, wait, run = merged("total"), merged("wait"), merged("run")
+    if not total.count:
+        return {"tasks": 0}
     return {
         "tasks": total.count,
         "violations": merged("violated").count,

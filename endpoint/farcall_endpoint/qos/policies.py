@@ -23,6 +23,7 @@ class Target:
     :param percentile: of the tasks that are to hold it.
     :param min_weight, max_weight: bounds of the function's weight.
     :param expected_s: how long a task takes on an idle system; None: not known.
+    :param group: whose the function is; ratios of targets count within one.
     :param weight, delta: those that the endpoint's owner has set, for :class:`Static` and :class:`Threshold`.
     :raises ValueError: for a value that makes no sense.
     """
@@ -34,6 +35,7 @@ class Target:
     expected_s: float | None = None
     weight: float | None = None
     delta: int | None = None
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.latency_s < math.inf:
@@ -159,9 +161,10 @@ class Gains:
 class ProportionalIntegral:
     """Holds the latency of each function at a part below its target, by the logarithm of its weight.
 
-    The weight of a function is to that of another one with a longer target at least in the inverse ratio of the squares
-    of their targets: what is to end soon takes little from others, so that fewer tasks are late than if all were
-    equally late. While there is no batch work only ratios count, so all weights go down together as far as they can.
+    The weight of a function is to that of another one of its group with a longer target at least in the inverse ratio
+    of the squares of their targets: what is to end soon takes little from others, so that fewer tasks are late than if
+    all were equally late. While there is no batch work only ratios count, so all weights go down together as far as
+    they can.
 
     The integral stays within the bounds of the weight, so that a weight leaves its bound as soon as the error changes
     its sign (no wind-up). What is not a number changes nothing.
@@ -214,12 +217,14 @@ class ProportionalIntegral:
     def _in_ratio(self, targets: Mapping[str, Target]) -> dict[str, float]:
         """The weights, in the ratios that targets demand at least."""
         logs: dict[str, float] = {}
-        least = -math.inf  # logarithm of a weight with the square of its target
-        by_target = sorted(targets, key=lambda name: -targets[name].latency_s)
-        for latency_s, names in itertools.groupby(by_target, lambda name: targets[name].latency_s):
-            square = 2 * math.log2(latency_s)
-            alike = {name: max(self._logs[name], least - square) for name in names}
-            least = max(least, max(alike.values()) + square)
+        least: dict[str, float] = {}  # by group, the logarithm of a weight with the square of its target
+        by_target = sorted(targets, key=lambda name: (targets[name].group, -targets[name].latency_s))
+        for (group, latency_s), names in itertools.groupby(
+            by_target, lambda name: (targets[name].group, targets[name].latency_s)
+        ):
+            square, before = 2 * math.log2(latency_s), least.get(group, -math.inf)
+            alike = {name: max(self._logs[name], before - square) for name in names}
+            least[group] = max(before, max(alike.values()) + square)
             logs |= alike
         excess = max((logs[name] - math.log2(target.max_weight) for name, target in targets.items()), default=0.0)
         return {

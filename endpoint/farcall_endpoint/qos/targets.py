@@ -15,6 +15,11 @@ from farcall_common.wire import TaskSpec
 from farcall_endpoint.protocol import OrderTarget
 
 _MOST_BASELINES: Final = 1000
+_MOST_OF_ONE: Final = 200
+"""Of one submitter."""
+_SEEN_S: Final = 10.0
+_IDLE_WAIT_S: Final = 0.05
+"""An idle endpoint begins a call within so long."""
 _MOST_RUNS: Final = 20
 """So many of the last runs of a function make its baseline: the median of them."""
 
@@ -26,6 +31,8 @@ class Targets:
     :param baselines: seconds by function and submitter, as they were kept: no submitter measures for others.
     :param fastest_s: returns how long the fastest runs of a function took for a submitter; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
+    :param needs_all: whether it must be known of all functions with a target how long they take.
+    :param clock: in seconds.
     """
 
     def __init__(
@@ -36,12 +43,19 @@ class Targets:
         baselines: Mapping[str, float],
         fastest_s: Callable[[str, str], float | None],
         name_of: Callable[[str], str],
+        needs_all: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._weights = weights
         self._deltas = deltas
         self._baselines = dict(baselines)
         self._fastest_s = fastest_s
         self._name_of = name_of
+        self._needs_all = needs_all
+        self._clock = clock
+        self._seen: dict[str, tuple[float, float | None]] = {}  # until when it counts
+        #: Of the endpoint, whose weights and deltas are of functions that the owner calls.
+        self.owner_id = ""
         self._runs: dict[str, collections.deque[float]] = {}
         self.has_changed = False
 
@@ -50,7 +64,9 @@ class Targets:
         qos = spec.options.qos
         if qos is None or not qos.has_target:
             return None
-        expected_s = self._baselines.get(_key(spec)) or self._fastest_s(spec.function_id, spec.submitter)
+        expected_s = self._baselines.get(_key(spec))
+        if expected_s is None and (qos.max_slowdown is not None or self._needs_all):
+            expected_s = self._seen_s(spec)
         if qos.target_ms is not None:
             latency_s = qos.target_ms / 1000
         elif expected_s is not None and qos.max_slowdown is not None:
@@ -59,12 +75,26 @@ class Targets:
             return None
         wanted = f"{qos.target_ms:g}" if qos.target_ms is not None else f"x{qos.max_slowdown:g}"
         name = f"{_key(spec)}:{wanted}:{qos.percentile:g}"
-        function = self._name_of(spec.function_hash)
+        function = self._name_of(spec.function_hash) if spec.submitter in ("", self.owner_id) else ""
         weight, delta = self._weights.get(function), self._deltas.get(function)
         return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown, delta)
 
-    def measured(self, spec: TaskSpec, latency_s: float) -> None:
-        """A call that measures has ended, on an endpoint that is idle."""
+    def _seen_s(self, spec: TaskSpec) -> float | None:
+        """How long the fastest runs of a function took: as it was a moment ago, as it takes a while to find out."""
+        key, now = _key(spec), self._clock()
+        known = self._seen.get(key)
+        if known is None or now >= known[0]:
+            if len(self._seen) >= _MOST_BASELINES:
+                self._seen.clear()
+            known = self._seen[key] = now + _SEEN_S, self._fastest_s(spec.function_id, spec.submitter)
+        return known[1]
+
+    def measured(self, spec: TaskSpec, *, total_s: float, run_s: float) -> None:
+        """A call that measures has ended, on an endpoint that is idle. One that had to wait counts with its run alone.
+
+        :param total_s: without the start of a worker.
+        """
+        latency_s = total_s if total_s <= 2 * run_s + _IDLE_WAIT_S else run_s
         if not latency_s > 0:
             return
         key = _key(spec)
@@ -73,13 +103,15 @@ class Targets:
         self._baselines.pop(key, None)
         self._baselines[key] = statistics.median(runs)
         self.has_changed = True
-        for known in (self._runs, self._baselines):
-            if len(known) > _MOST_BASELINES:
-                del known[next(iter(known))]
+        own = [each for each in self._baselines if each.endswith(f":{spec.submitter}")]
+        surplus = own[:1] if len(own) > _MOST_OF_ONE else list(self._baselines)[:1]
+        if len(own) > _MOST_OF_ONE or len(self._baselines) > _MOST_BASELINES:
+            for each in surplus:
+                del self._baselines[each]
+                self._runs.pop(each, None)
 
     def baselines(self) -> Mapping[str, float]:
         """Seconds by function and submitter, to be kept."""
-        self.has_changed = False
         return dict(self._baselines)
 
 
