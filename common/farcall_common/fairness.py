@@ -4,6 +4,9 @@ Max-min fairness, as in the fair schedulers of Hadoop and Spark: next comes the 
 taken and have not ended, in proportion to its weight. Of several such, those come first that had nothing taken when
 they came, in that order, then the one whose last turn is longest ago. So a submitter that has nothing there never waits
 behind another one's backlog. ``lua/prelude.lua`` of the queue computes the same.
+
+In the queue of the cloud a submitter's tasks with a latency target are in a lane of their own, as if they were those of
+another submitter, which has :data:`LANE` behind its name. A limit is for both lanes together.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from collections.abc import Collection, Iterator, KeysView, Mapping
 from typing import Final, Generic, TypeVar
 
 _Item = TypeVar("_Item")
+
+#: What the lane of tasks with a latency target has behind the name of their submitter. No id of an identity has it.
+LANE: Final = "!"
 
 #: The heap is built again when it is larger than this, and larger than four entries for each submitter.
 _MOST_STALE: Final = 64
@@ -61,15 +67,15 @@ class FairQueue(Generic[_Item]):
         self._rebuild()
 
     def set_limits(self, limits: Mapping[str, int]) -> None:
-        """Change how many items of a submitter may be taken at a time; a submitter that has as many is passed over."""
+        """Change how many items of a submitter may be taken at a time, in both lanes together; a submitter that has as
+        many is passed over."""
         self._limits = limits
         self._rebuild()
 
     def limit_reached(self, submitter: str) -> int:
         """The limit of a submitter with waiting items that has as many taken, else 0."""
-        limit = self._limits.get(submitter)
-        is_reached = limit is not None and submitter in self._turns and self._taken.get(submitter, 0) >= limit
-        return limit or 0 if is_reached else 0
+        is_reached = submitter in self._turns and self._is_full(submitter)
+        return self._limits[submitter.removesuffix(LANE)] if is_reached else 0
 
     def waiting(self) -> KeysView[str]:
         """The submitters with waiting items, in no order."""
@@ -159,6 +165,7 @@ class FairQueue(Generic[_Item]):
                 heapq.heapreplace(self._heap, (self._level(submitter), last, submitter))
         else:
             self._leave_if_empty(submitter)
+        self._push_other_lane(submitter)
         return submitter, item, turn
 
     def take_several(self, submitter: str, count: int) -> list[_Item]:
@@ -174,6 +181,7 @@ class FairQueue(Generic[_Item]):
             self._push(submitter)
         else:
             self._leave_if_empty(submitter)
+        self._push_other_lane(submitter)
         return items
 
     def undo(self, submitter: str, item: _Item, turn: int) -> None:
@@ -186,6 +194,7 @@ class FairQueue(Generic[_Item]):
         """Count an item as taken that did not wait."""
         self._taken[submitter] = self._taken.get(submitter, 0) + 1
         self._push(submitter)
+        self._push_other_lane(submitter)
 
     def done(self, submitter: str) -> None:
         """An item that was taken has ended, or waits again."""
@@ -197,11 +206,19 @@ class FairQueue(Generic[_Item]):
             self._last_turns.pop(submitter, None)
         if len(self._turns) > 1:
             self._push(submitter)
+            self._push_other_lane(submitter)
 
     def _level(self, submitter: str) -> int:
-        if self._limits and self._taken.get(submitter, 0) >= self._limits.get(submitter, _PARKED):
+        if self._limits and self._is_full(submitter):
             return _PARKED
         return self._taken.get(submitter, 0) // self._weights.get(submitter, 1)
+
+    def _is_full(self, submitter: str) -> bool:
+        """Whether a submitter has as many items taken as it may have."""
+        limit = self._limits.get(submitter.removesuffix(LANE))
+        if limit is None:
+            return False
+        return self._taken.get(submitter, 0) + self._taken.get(_other_lane(submitter), 0) >= limit
 
     def _enter(self, submitter: str) -> collections.deque[_Item]:
         waiting = self._waiting.get(submitter)
@@ -230,6 +247,10 @@ class FairQueue(Generic[_Item]):
         else:
             heapq.heappush(self._heap, (self._level(submitter), turn, submitter))
 
+    def _push_other_lane(self, submitter: str) -> None:
+        if self._limits:
+            self._push(_other_lane(submitter))
+
     def _rebuild(self) -> None:
         self._heap = [(self._level(each), at, each) for each, at in self._turns.items()]
         heapq.heapify(self._heap)
@@ -245,3 +266,7 @@ class FairQueue(Generic[_Item]):
                 return heap[0]
             heapq.heappop(heap)
         return None
+
+
+def _other_lane(submitter: str) -> str:
+    return submitter.removesuffix(LANE) if submitter.endswith(LANE) else submitter + LANE

@@ -116,3 +116,18 @@ def test_a_single_task_is_next_after_running_long_ones(
     (released / "one").touch()
     assert other_client.get_result(task_id, wait_s=WAIT_S) == 2
     client.cancel_many(backlog)
+
+
+def test_tasks_with_a_target_do_not_wait_for_long_ones_of_their_submitter(
+    shared: str, directory: str, tmp_path: Path, client: farcall.Client
+) -> None:
+    """Not in the queue, although the long ones have used up the credit, and not for their workers."""
+    released = tmp_path / "released"
+    released.mkdir()
+    calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
+    backlog = _submit(client, shared, client.register_function(until_released), calls)
+    wait_until(lambda: started(directory) == 2)
+    count = client.register_function(started, qos=farcall.QoS(target_ms=60_000))
+    urgent = _submit(client, shared, count, [(directory,)] * 10)
+    assert [client.get_result(task_id, wait_s=WAIT_S) for task_id in urgent] == [2] * 10
+    client.cancel_many(backlog)

@@ -17,6 +17,7 @@ import pytest
 from farcall_common import wire
 from farcall_common.environments import Environment
 from farcall_common.errors import Fault
+from farcall_common.qos import QoS
 from farcall_common.store.model import MAX_QUEUED_BYTES, SIGNATURE, BlobRef, Function, QueuedTask, RunningLimit
 from farcall_common.store.queue_valkey import ValkeyQueue
 from farcall_common.store.registry_valkey import ValkeyWakeUps
@@ -104,6 +105,24 @@ def test_tasks_over_the_limit_of_a_submitter_follow_when_others_end(
         [third] = agent.take(1)
         assert [spec.task_id for spec in (*first, third)] == task_ids[:3]
         assert agent.hears_no(wire.RunTasks, for_s=0.5)
+
+
+def test_a_task_with_a_target_is_sent_although_its_submitter_has_used_up_the_credit(
+    stores: Stores, cloud: Cloud, endpoint_id: str
+) -> None:
+    policy = dataclasses.replace(FAST, sweep_s=3600.0)
+    with forwarding(stores, policy) as forwarder, Agent(cloud, endpoint_id, forwarder) as agent:
+        agent.open_session(credit=2, reserve=2)
+        batch = cloud.submit_new(endpoint_id, 5)
+        assert [spec.task_id for spec in agent.take(2)] == batch[:2]
+        first, second = cloud.submit_new(endpoint_id, 2, qos=QoS(target_ms=200))
+        [urgent] = agent.take(1)
+        assert (urgent.task_id, urgent.submitter) == (first, cloud.owner_id)
+        agent.finish([urgent])
+        [urgent] = agent.take(1)
+        assert urgent.task_id == second
+        agent.say(wire.Credit(tasks=4))
+        assert [spec.task_id for spec in agent.take(2)] == batch[2:4]
 
 
 def test_a_graph_brings_the_functions_that_it_calls(

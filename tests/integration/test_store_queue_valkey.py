@@ -15,7 +15,19 @@ from farcall_common.store.model import HeldLeases, MaintenanceResult, RunningLim
 from farcall_common.store.queue_valkey import DELETED_TTL_S, MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
 from tests.support.stores import FakeQueue, single
-from tests.unit.test_store_queue import Clock, QueueSuite, lease, leased_ids, make_queued, make_result, own, recount
+from tests.unit.test_store_queue import (
+    TARGET,
+    Clock,
+    QueueSuite,
+    backlog,
+    lease,
+    leased_ids,
+    make_queued,
+    make_result,
+    own,
+    recount,
+    with_targets,
+)
 
 
 @pytest.fixture
@@ -198,8 +210,10 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
                 ["enqueue", "enqueue", "lease", "lease", "ack", "unlease", "cancel", "reap", "restore", "limits"]
             ):
                 case "enqueue":
+                    qos = chance.choice([None, None, TARGET])
                     tasks = [
-                        make_queued(f"{owner_id}-{step}-{n}", owner_id=owner_id) for n in range(chance.randint(1, 6))
+                        make_queued(f"{owner_id}-{step}-{n}", owner_id=owner_id, qos=qos)
+                        for n in range(chance.randint(1, 6))
                     ]
                     ids += [task.task_id for task in tasks]
                     answers = [each.enqueue(tasks) for each in both]
@@ -238,7 +252,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
                     answers = [each.depth(["e1"]) for each in both]
                 case _:
                     again = [
-                        make_queued(task_id, owner_id=task_id.partition("-")[0])
+                        make_queued(task_id, owner_id=task_id.partition("-")[0], qos=chance.choice([None, TARGET]))
                         for task_id in chance.sample(ids, min(2, len(ids)))
                     ]
                     for each, fence in zip(both, fences, strict=True):
@@ -246,6 +260,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
                     answers = [single.leased(each, "e1", fence) for each, fence in zip(both, fences, strict=True)]
             assert answers[0] == answers[1], step
             assert queue.depth_of("e1", owner_id) == both[1].depth_of("e1", owner_id)
+            assert queue.bytes_of(owner_id) == both[1].bytes_of(owner_id)
             for task_id in chance.sample(ids, min(3, len(ids))):
                 assert queue.position("e1", task_id) == both[1].position("e1", task_id)
         queue.set_limits({"e1": {}}, complete=True)
@@ -253,6 +268,24 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
             single.ack(queue, fences[0], [make_result(task_id) for task_id in still])
             lease(queue, fences[0])
         assert server.keys("[qrhc]:*") == []
+
+
+def test_lanes_that_a_script_of_an_earlier_release_has_moved_leave_in_the_end(
+    queue: Queue, server: redis.Redis
+) -> None:
+    """To it they are two submitters, with a limit for the one without targets."""
+    fence = own(queue)
+    queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)
+    queue.enqueue([*backlog("alice", 2), *with_targets("alice", 2)])
+    assert lease(queue, fence) == ["alice-0"]
+    server.zadd("r:{e1}", {"alice!": 2})
+    assert lease(queue, fence) == []
+    assert queue.position("e1", "alice-target-0").limit == 1
+
+    server.hdel("h:{e1}", "n:alice", "t:alice")  # its ack
+    queue.cancel("e1", ["alice-1"])
+    queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)  # the reconciler, each minute
+    assert lease(queue, fence) == ["alice-target-0"]
 
 
 def test_tasks_of_a_release_with_one_list_are_adopted(queue: Queue, server: redis.Redis) -> None:

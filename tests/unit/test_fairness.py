@@ -143,6 +143,22 @@ def test_submitter_with_as_many_as_it_may_have_is_passed_over() -> None:
     assert taken(queue) == ["a2"]
 
 
+def test_limit_of_a_submitter_is_for_both_lanes() -> None:
+    queue = FairQueue[str]()
+    queue.set_limits({"a": 2})
+    for submitter in ("a", "a!", "b"):
+        queue.add_several(submitter, [f"{submitter}{number}" for number in range(3)])
+    assert taken(queue) == ["a0", "a!0", "b0", "b1", "b2"]
+    assert (queue.limit_reached("a"), queue.limit_reached("a!"), queue.limit_reached("b")) == (2, 2, 0)
+    queue.done("a")
+    queue.hold("a")
+    assert taken(queue) == []
+    queue.done("a")
+    assert taken(queue) == ["a1"]
+    queue.done("a!")
+    assert taken(queue) == ["a!1"]
+
+
 def test_next_submitter_has_the_fewest_taken_in_random_runs() -> None:
     """Against a simple model, at random; and the heap stays small."""
     chance = random.Random(1)

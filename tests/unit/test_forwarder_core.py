@@ -13,6 +13,7 @@ from farcall_common import wire
 from farcall_common.environments import Environment
 from farcall_common.errors import EndpointInUse, ErrorRecord, FrameMalformed
 from farcall_common.limits import MAX_TRANSITIONS
+from farcall_common.qos import QoS
 from farcall_common.store.model import (
     EndpointStatus,
     FunctionBody,
@@ -338,6 +339,18 @@ def test_submitter_without_tasks_at_the_agent_uses_the_reserve_again() -> None:
     world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [leased(3, owner_id="bob")], 2))
     assert leases(world.on(recorded(the_flush(world.hears(success(1), b"r"))))) == []  # alice has another task there
     assert leases(world.on(recorded(the_flush(world.hears(success(3), b"r"))))) == [(0, 1)]
+
+
+def test_submitter_without_tasks_with_targets_at_the_agent_uses_the_reserve_again() -> None:
+    world = World()
+    world.serve(credit=1, reserve=2)
+    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
+    world.on(ev.TasksLeased(ENDPOINT_ID, 7, 1, [leased(1)], 2))
+    assert leases(world.on(ev.WorkAvailable([ENDPOINT_ID]))) == [(0, 2)]
+    urgent = leased(2, qos=QoS(target_ms=200))
+    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 0, [urgent], 2))
+    assert ([type(message) for message in sent(actions)], leases(actions)) == ([wire.RunTasks], [])
+    assert leases(world.on(recorded(the_flush(world.hears(success(2), b"r"))))) == [(0, 1)]
 
 
 def test_weights_of_submitters_are_sent_with_the_claim() -> None:

@@ -257,9 +257,9 @@ def test_single_lost_task_is_found_by_the_sweep(lab: Lab) -> None:
     for _ in range(3):
         lab.api.clock.now += 60
         lab.reconciler.run()
-    lane = lab.queue._lane(lab.endpoint_id)
-    lane.waiting.remove(ALICE.identity_id, task_ids[1700])
-    del lane.entries[task_ids[1700]]
+    endpoint = lab.queue._endpoint(lab.endpoint_id)
+    endpoint.waiting.remove(ALICE.identity_id, task_ids[1700])
+    del endpoint.entries[task_ids[1700]]
 
     assert sum(lab.reconciler.run().offered for _ in range(3)) == 1
     assert lab.queue.depth([lab.endpoint_id]) == 2500

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from farcall_common.errors import EndpointInUse, Fenced, QueueDataLost, RightWithdrawn, Unavailable
+from farcall_common.qos import QoS
 from farcall_common.store import (
     BlobRef,
     CancelOutcome,
@@ -44,6 +45,7 @@ from tests.task_fields import with_options
 from tests.waiting import WAIT_S
 
 LEASE_S = 30.0
+TARGET = QoS(target_ms=200)
 
 
 class Clock:
@@ -63,6 +65,10 @@ def make_queued(task_id: str = "t1", **changes: Any) -> QueuedTask:
 
 def backlog(owner_id: str, count: int) -> list[QueuedTask]:
     return [make_queued(f"{owner_id}-{number}", owner_id=owner_id) for number in range(count)]
+
+
+def with_targets(owner_id: str, count: int) -> list[QueuedTask]:
+    return [make_queued(f"{owner_id}-target-{number}", owner_id=owner_id, qos=TARGET) for number in range(count)]
 
 
 def make_result(task_id: str = "t1", **changes: Any) -> TaskResult:
@@ -334,6 +340,122 @@ class QueueSuite:
         assert take(1, 2) == ["bob-1"]
         single.ack(queue, fence, [make_result("bob-0"), make_result("bob-1"), make_result("dave-0")])
         assert take(0, 9) == ["dave-1"]
+
+    # lanes of tasks with latency targets
+
+    def test_a_task_with_a_target_does_not_wait_behind_a_backlog_of_its_submitter(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue(backlog("alice", 50))
+        assert lease(queue, fence, limit=10) == [f"alice-{n}" for n in range(10)]
+        queue.enqueue([*with_targets("alice", 2), make_queued("alice-none", qos=QoS())])
+        assert lease(queue, fence, limit=3) == ["alice-target-0", "alice-target-1", "alice-10"]
+        queue.unlease("e1", fence, ["alice-target-1", "alice-10"])
+        assert lease(queue, fence, limit=2) == ["alice-target-1", "alice-10"]
+
+    def test_a_lane_takes_turns_as_another_submitter(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.enqueue([*backlog("alice", 3), *with_targets("alice", 2), *backlog("bob", 2)])
+        turns = ["alice-0", "alice-target-0", "bob-0", "alice-1", "alice-target-1", "bob-1", "alice-2"]
+        assert [task_id for _ in turns for task_id in lease(queue, fence, limit=1)] == turns
+
+    def test_reserve_is_for_lanes_without_leases(self, queue: Queue) -> None:
+        def take(limit: int, reserve: int) -> list[str]:
+            return leased_ids(queue.lease({"e1": (fence, limit, reserve)}, lease_s=LEASE_S)["e1"])
+
+        fence = own(queue)
+        queue.enqueue(backlog("alice", 9))
+        assert take(2, 5) == ["alice-0", "alice-1"]
+        queue.enqueue(with_targets("alice", 2))
+        assert take(0, 5) == ["alice-target-0"]
+        assert take(0, 5) == []
+        single.ack(queue, fence, [make_result("alice-target-0")])
+        assert take(0, 5) == ["alice-target-1"]
+
+    def test_limit_counts_both_lanes(self, queue: Queue, clock: Clock) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=2)}}, complete=True)
+        queue.enqueue([*backlog("alice", 3), *with_targets("alice", 3), *backlog("bob", 1)])
+        assert lease(queue, fence) == ["alice-0", "alice-target-0", "bob-0"]
+        for task_id in ("alice-1", "alice-target-1"):
+            assert queue.position("e1", task_id) == QueuePosition(QueueState.QUEUED, 0, 4, 1, 2)
+        assert leased_ids(queue.lease({"e1": (fence, 0, 9)}, lease_s=LEASE_S)["e1"]) == []
+        wake_ups = queue.listen("w1")
+        single.ack(queue, fence, [make_result("alice-0")])
+        assert wake_ups.get(1.0)
+        assert queue.position("e1", "alice-target-1").limit == 0
+        assert lease(queue, fence) == ["alice-1"]
+        queue.unlease("e1", fence, ["alice-target-0"])
+        assert wake_ups.get(1.0)
+        assert lease(queue, fence) == ["alice-target-0"]
+        clock.now += LEASE_S + 1
+        assert single.reap(queue, "e1", fence) == []
+        assert wake_ups.get(1.0)
+        assert sorted(lease(queue, fence)) == ["alice-1", "alice-target-0", "bob-0"]
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=4)}}, complete=True)
+        assert wake_ups.get(1.0)
+        assert sorted(lease(queue, fence)) == ["alice-2", "alice-target-1"]
+        wake_ups.close()
+
+    def test_lane_whose_tasks_are_all_leased_counts_for_the_limit(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)
+        queue.enqueue(backlog("alice", 1))
+        assert lease(queue, fence) == ["alice-0"]
+        queue.enqueue(with_targets("alice", 1))
+        assert lease(queue, fence) == []
+        wake_ups = queue.listen("w1")
+        single.ack(queue, fence, [make_result("alice-0")])
+        assert wake_ups.get(1.0)
+        assert lease(queue, fence) == ["alice-target-0"]
+        wake_ups.close()
+
+    @pytest.mark.parametrize("is_allowance", [False, True])
+    def test_weight_of_a_lane_is_that_of_its_submitter(self, queue: Queue, is_allowance: bool) -> None:
+        if is_allowance:
+            queue.set_limits({"e1": {"alice": RunningLimit(weight=3)}}, complete=True)
+        fence = single.claim(queue, "e1", "w1", weights={} if is_allowance else {"alice": 3}, ttl_s=45)
+        single.mark_restored(queue, "e1", fence)
+        queue.enqueue([*with_targets("alice", 50), *backlog("bob", 50)])
+        owners = [task_id.partition("-")[0] for task_id in lease(queue, fence, limit=40)]
+        assert (owners.count("alice"), owners.count("bob")) == (30, 10)
+
+    def test_bytes_and_waiting_tasks_count_both_lanes(self, queue: Queue) -> None:
+        tasks = [*backlog("alice", 2), *with_targets("alice", 2)]
+        sizes = [len(pack(task)) for task in tasks]
+        fence = own(queue, tasks=tasks[3:])
+        queue.enqueue(tasks[:3])
+        recount(queue)
+        assert (queue.bytes_of("alice"), queue.depth_of("e1", "alice")) == (sum(sizes), (4, 4))
+        assert queue.reserve("e1", "alice", 7, most=10) == 4
+        assert queue.reserve("e1", "alice", 6, most=10) is None
+        assert len(lease(queue, fence)) == 4
+        single.ack(queue, fence, [make_result("alice-target-0")])
+        queue.flushed({"e1": ["alice-target-0"]})
+        assert queue.bytes_of("alice") == sum(sizes) - sizes[2]
+        assert queue.forget_endpoint("e1", limit=10)
+        assert queue.bytes_of("alice") == 0
+
+    def test_tasks_in_a_lane_are_restored_cancelled_and_listed(
+        self, queue: Queue, clock: Clock, wipe: Callable[[], None]
+    ) -> None:
+        tasks = [*backlog("alice", 3), *with_targets("alice", 3)]
+        queue.enqueue(tasks)
+        wipe()
+        fence = own(queue, tasks=tasks)
+        assert queue.position("e1", "alice-target-2") == QueuePosition(QueueState.QUEUED, 2, 6, 1)
+        assert queue.cancel("e1", ["alice-target-0"]) == {"alice-target-0": CancelOutcome.REMOVED}
+        assert queue.position("e1", "alice-target-2") == QueuePosition(QueueState.QUEUED, 1, 5, 1)
+        queue.restore("e1", fence, tasks, held={"alice-target-2": 1}, lease_s=LEASE_S)
+        assert single.leased(queue, "e1", fence) == {"alice-target-2": 1}
+        assert lease(queue, fence, limit=2) == ["alice-0", "alice-target-1"]
+        assert queue.cancel("e1", ["alice-target-2"]) == {"alice-target-2": CancelOutcome.REQUESTED}
+        clock.now += LEASE_S + 1
+        assert leased_ids(single.reap(queue, "e1", fence)) == ["alice-target-2"]
+        assert queue.find_missing({"e1": ["alice-target-1", "unknown"]}) == {"unknown"}
+        assert [task.owner_id for task in queue.outbox("e1")] == ["alice"]
+        assert not queue.forget_endpoint("e1", limit=2)
+        assert queue.forget_endpoint("e1", limit=9)
+        assert queue.depth_of("e1", "alice") == (0, 0)
 
     def test_tasks_held_after_a_wipe_count(self, queue: Queue, wipe: Callable[[], None]) -> None:
         wipe()

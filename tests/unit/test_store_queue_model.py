@@ -20,6 +20,7 @@ import msgspec
 import pytest
 
 from farcall_common.errors import ErrorRecord, Fenced, QueueDataLost, Unavailable
+from farcall_common.qos import QoS
 from farcall_common.store import (
     CancelOutcome,
     LeasedTask,
@@ -128,7 +129,9 @@ class World:
         for _ in range(self.random.randint(1, 5)):
             self._ids += 1
             task = Task(f"t{self._ids:05}", "g1", owner_id, ENDPOINT, "f1", "hash", b"x", submitted_at=self.at())
-            tasks.append(msgspec.structs.replace(task, options=TaskOptions(idempotent=self.random.random() < 0.6)))
+            qos = QoS(target_ms=200) if self.random.random() < 0.3 else None
+            options = TaskOptions(idempotent=self.random.random() < 0.6, qos=qos)
+            tasks.append(msgspec.structs.replace(task, options=options))
         self.records.tasks.add_tasks(tasks)
         self.accepted |= {task.task_id: task for task in tasks}
         yield

@@ -16,6 +16,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
+from farcall_common.fairness import LANE
 from farcall_common.graphs import StageState
 from farcall_common.progress import Progress
 from farcall_common.qos_report import InfeasibleTarget, QosReport
@@ -586,6 +587,12 @@ class QueueMemory:
     max_bytes: int
 
 
+def lane_of(owner_id: str, options: TaskOptions) -> str:
+    """The name of a task's submitter in the queue: tasks with a latency target are in a lane of their own, as if they
+    were another submitter's, so that they do not wait behind the others."""
+    return owner_id + LANE if options.qos is not None and options.qos.has_target else owner_id
+
+
 class QueuedTask(msgspec.Struct, frozen=True):
     """A task in the queue: all that dispatching needs, with its payload if that is small, so that most dispatches read
     no database. It is in memory, which limits its size."""
@@ -624,6 +631,11 @@ class QueuedTask(msgspec.Struct, frozen=True):
         )
 
     @property
+    def lane(self) -> str:
+        """The name under which the queue has it; see :func:`lane_of`."""
+        return lane_of(self.owner_id, self.options)
+
+    @property
     def is_spilled(self) -> bool:
         """Whether the payload has to be read from the database when the task is dispatched."""
         return self.payload is None and self.payload_ref is None
@@ -658,9 +670,9 @@ class TokensTaken:
 
 @dataclasses.dataclass(frozen=True)
 class QueuePosition:
-    """Position of a task in the queue. ``ahead`` tasks of its submitter leave before it; ``depth`` tasks of
-    ``submitters`` submitters wait for the endpoint in all. ``limit`` is the most leased tasks of its submitter if it
-    waits because there are so many, else 0."""
+    """Position of a task in the queue. ``ahead`` tasks of its submitter leave before it, of those with a latency target
+    or of the others; ``depth`` tasks of ``submitters`` submitters wait for the endpoint in all. ``limit`` is the most
+    leased tasks of its submitter if it waits because there are so many, else 0."""
 
     state: QueueState
     ahead: int = 0

@@ -684,7 +684,8 @@ class Queue(Registry, Protocol):
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         """Lease waiting tasks of endpoints, by fence, limit (of 500 at most) and reserve, each with attempt + 1: oldest
         first of each submitter, and in turn of the submitters with the fewest leased tasks, in proportion to their
-        weights. Up to ``reserve`` more belong to submitters with fewer leased tasks than their weight."""
+        weights. Up to ``reserve`` more belong to submitters with fewer leased tasks than their weight. For all of this
+        a submitter's tasks with a latency target are those of one more submitter."""
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
         """Put leased tasks that never reached the endpoint back to the front, and do not count the attempt."""
@@ -759,8 +760,9 @@ class Queue(Registry, Protocol):
 
     def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
         """Set limits of submitters, by endpoint and owner id; ``complete``: others of these endpoints have none. A
-        submitter with as many leased tasks as its limit is passed over until one of them ends, which wakes the
-        endpoint's owner; its weight replaces that of :meth:`claim`. A wipe deletes the limits."""
+        submitter with as many leased tasks as its limit, with and without latency targets, is passed over until one of
+        them ends, which wakes the endpoint's owner; its weight replaces that of :meth:`claim`. A wipe deletes the
+        limits."""
 
     def bytes_of(self, owner_id: str) -> int:
         """Bytes of all tasks of a submitter in the queue, as they are stored there."""

@@ -6,7 +6,7 @@ All keys of an endpoint carry its id as hash tag, so that they share a slot and 
 key                       type    content                                                                TTL
 ========================  ======  =====================================================================  =========
 ``own:{endpoint}``        hash    fence, forwarder, until, spool, epoch; deleted                         if deleted
-``q:{endpoint}:<owner>``  list    waiting task ids of one submitter                                      none
+``q:{endpoint}:<owner>``  list    waiting task ids of one submitter; ``<owner>!``: with latency target   none
 ``n:{endpoint}:<owner>``  string  for how many more tasks of a submitter room is reserved                  a minute
 ``r:{endpoint}``          zset    submitters with waiting tasks, in the order of their turns              none
 ``h:{endpoint}``          hash    leased tasks by submitter                                              none
@@ -62,6 +62,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
+from farcall_common.fairness import LANE
 from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     CancelOutcome,
@@ -134,7 +135,7 @@ class ValkeyQueue(ValkeyRegistry):
     # producing
 
     def enqueue(self, tasks: Sequence[QueuedTask]) -> int:
-        # Tasks of one submit have the same owner and retry rules: those travel once.
+        # Tasks of one submit have the same lane and retry rules: those travel once.
         calls: list[Call] = []
         for rules, alike in itertools.groupby(tasks, _retry_rules):
             for batch in batches(list(alike)):
@@ -356,10 +357,12 @@ class ValkeyQueue(ValkeyRegistry):
 
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         pipeline = self._client.pipeline(transaction=False)
-        pipeline.hget(f"c:{{{endpoint_id}}}", "waiting").llen(f"q:{{{endpoint_id}}}:{owner_id}")
+        pipeline.hget(f"c:{{{endpoint_id}}}", "waiting")
+        for lane in (owner_id, owner_id + LANE):
+            pipeline.llen(f"q:{{{endpoint_id}}}:{lane}")
         with mapped():
-            waiting, own = pipeline.execute()
-        return int(waiting or 0), int(own)
+            waiting, *own = pipeline.execute()
+        return int(waiting or 0), sum(own)
 
     def reserve(self, endpoint_id: str, owner_id: str, count: int, *, most: int) -> int | None:
         waiting = int(self._reserve(endpoint_id, owner_id, count, most))
@@ -369,7 +372,8 @@ class ValkeyQueue(ValkeyRegistry):
         self._reserve(endpoint_id, owner_id, -count, 0)
 
     def _reserve(self, endpoint_id: str, owner_id: str, count: int, most: int) -> Any:
-        keys = [f"{name}:{{{endpoint_id}}}:{owner_id}" for name in ("n", "q")]
+        names = (f"n:{{{endpoint_id}}}:{owner_id}", f"q:{{{endpoint_id}}}:{owner_id}")
+        keys = [*names, names[1] + LANE]
         return self._scripts.run_on("reserve", keys, count, most)
 
     def bytes_of(self, owner_id: str) -> int:
@@ -451,8 +455,8 @@ def _packed(task: QueuedTask) -> tuple[str | bytes, ...]:
 
 
 def _retry_rules(task: QueuedTask) -> tuple[str, int, int, int]:
-    """Owner, idempotence, attempts: arguments of the enqueue and restore scripts that tasks of one submit share."""
-    return task.owner_id, int(task.options.idempotent), task.options.max_attempts, task.attempt
+    """Lane, idempotence, attempts: arguments of the enqueue and restore scripts that tasks of one submit share."""
+    return task.lane, int(task.options.idempotent), task.options.max_attempts, task.attempt
 
 
 def _ack_arguments(fence: int, results: Sequence[TaskResult]) -> list[str | bytes | int]:

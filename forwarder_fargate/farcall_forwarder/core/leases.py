@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Iterator
 
-from farcall_common.store.model import BlobRef, LeasedTask, Task
+from farcall_common.store.model import BlobRef, LeasedTask, Task, lane_of
 
 
 class Stage(enum.Enum):
@@ -41,6 +41,8 @@ class Lease:
     source_files: tuple[str, ...] = ()
     #: How many the agent has reported.
     transitions: int = 0
+    #: The name of its submitter in the queue.
+    lane: str = ""
 
     @property
     def payload_to_pull(self) -> BlobRef | None:
@@ -66,6 +68,7 @@ class Lease:
             payload_ref=task.payload_ref,
             sources=task.options.sources,
             source_files=task.options.source_files,
+            lane=lane_of(task.owner_id, task.options),
         )
 
     @classmethod
@@ -83,6 +86,7 @@ class Lease:
             payload_ref=task.payload_ref,
             sources=task.options.sources,
             source_files=task.options.source_files,
+            lane=lane_of(task.owner_id, task.options),
         )
 
 

@@ -150,13 +150,13 @@ def on_upload_granted(endpoint: Endpoint, event: ev.UploadGranted, now: Instant)
 
 
 def on_recorded(endpoint: Endpoint, recorded: ev.BatchFlushed, now: Instant) -> list[Action]:
-    """The database has these results. A submitter without any task left at the agent gets its next ones leased,
-    although others have used up the credit."""
+    """The database has these results. A submitter without any task left at the agent, or without any that has a latency
+    target, gets its next ones leased, although others have used up the credit."""
     results = [result for result in recorded.batch.results if result.task_id not in recorded.foreign]
     refs = tuple(wire.TaskRef(task_id=result.task_id, attempt=result.attempt) for result in results)
     ended = [lease for ref in refs if (lease := endpoint.leases.pop(ref.task_id, None))]
     actions = endpoint.send(wire.ResultsRecorded(tasks=refs), now) if refs else []
-    if not {lease.owner_id for lease in ended} <= {lease.owner_id for lease in endpoint.leases.values()}:
+    if not {lease.lane for lease in ended} <= {lease.lane for lease in endpoint.leases.values()}:
         endpoint.may_have_new_submitters = endpoint.may_have_work
         actions += lease_tasks(endpoint)
     return actions

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from farcall_common.errors import EndpointInUse, ErrorRecord, Fenced, QueueDataLost
-from farcall_common.fairness import FairQueue
+from farcall_common.fairness import LANE, FairQueue
 from farcall_common.store import codec, transitions
 from farcall_common.store.model import (
     CancelOutcome,
@@ -49,7 +49,7 @@ class _Entry:
 
 
 @dataclasses.dataclass
-class _Lane:
+class _Endpoint:
     """What the queue knows of one endpoint."""
 
     fence: int | None = None
@@ -82,25 +82,25 @@ class _Lane:
     def add(self, task: QueuedTask, *, attempt: int, held: bool, lease_s: float, now: float) -> None:
         self.entries[task.task_id] = _Entry(task, attempt, now)
         if not held and _may_start_again(task, attempt):
-            self.waiting.add(task.owner_id, task.task_id)
+            self.waiting.add(task.lane, task.task_id)
         else:
             self.leases[task.task_id] = now + lease_s
-            self.waiting.hold(task.owner_id)
+            self.waiting.hold(task.lane)
 
-    def submitter_of(self, task_id: str) -> str:
-        return self.entries[task_id].task.owner_id
+    def lane_of(self, task_id: str) -> str:
+        return self.entries[task_id].task.lane
 
     def put_back(self, task_ids: Sequence[str]) -> None:
         for task_id in reversed(task_ids):
             del self.leases[task_id]
-            self.waiting.done(self.submitter_of(task_id))
-            self.waiting.put_back(self.submitter_of(task_id), task_id)
+            self.waiting.done(self.lane_of(task_id))
+            self.waiting.put_back(self.lane_of(task_id), task_id)
 
     def finish(self, task_id: str, result: TaskResult) -> None:
         if self.leases.pop(task_id, None) is None:
-            self.waiting.remove(self.submitter_of(task_id), task_id)
+            self.waiting.remove(self.lane_of(task_id), task_id)
         else:
-            self.waiting.done(self.submitter_of(task_id))
+            self.waiting.done(self.lane_of(task_id))
         self.stops.discard(task_id)
         self.entries[task_id].result = result
         self.outbox[task_id] = None
@@ -134,9 +134,13 @@ class _Lane:
 
     def apply_limits(self) -> None:
         own = {owner_id: limit.weight for owner_id, limit in self.limits.items() if limit.weight}
-        self.waiting.set_weights({**self.weights, **own})
+        weights = {**self.weights, **own}
+        self.waiting.set_weights({**weights, **{owner_id + LANE: weight for owner_id, weight in weights.items()}})
         most = {owner_id: limit.max_running for owner_id, limit in self.limits.items()}
         self.waiting.set_limits({owner_id: each for owner_id, each in most.items() if each})
+
+    def waiting_of(self, owner_id: str) -> int:
+        return len(self.waiting.of(owner_id)) + len(self.waiting.of(owner_id + LANE))
 
     def live_owner(self, now: float) -> str | None:
         return self.forwarder_id if self.until > now else None
@@ -151,7 +155,7 @@ class FakeQueue(FakeRegistry):
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock)
-        self._lanes: dict[str, _Lane] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
         self._buckets: dict[str, tuple[float, float]] = {}
         self._reserved: dict[tuple[str, str], tuple[int, float]] = {}
         self._checkpoints: dict[str, str] = {}
@@ -163,7 +167,7 @@ class FakeQueue(FakeRegistry):
     def wipe(self) -> None:
         super().wipe()
         with self._call():
-            self._lanes.clear()
+            self._endpoints.clear()
             self._buckets.clear()
             self._reserved.clear()
             self._checkpoints.clear()
@@ -171,9 +175,11 @@ class FakeQueue(FakeRegistry):
     def forget_results(self) -> None:
         """Forget ended tasks that were flushed, as when their markers expire."""
         with self._call():
-            for lane in self._lanes.values():
-                lane.entries = {
-                    id_: entry for id_, entry in lane.entries.items() if entry.result is None or id_ in lane.outbox
+            for endpoint in self._endpoints.values():
+                endpoint.entries = {
+                    id_: entry
+                    for id_, entry in endpoint.entries.items()
+                    if entry.result is None or id_ in endpoint.outbox
                 }
 
     # producing
@@ -182,42 +188,44 @@ class FakeQueue(FakeRegistry):
         with self._call():
             if not tasks:
                 return 0
-            lane = self._lane(tasks[0].endpoint_id)
-            if lane.deleted:
+            endpoint = self._endpoint(tasks[0].endpoint_id)
+            if endpoint.deleted:
                 return 0
             for task in tasks:
-                if task.task_id not in lane.entries:
-                    lane.add(task, attempt=task.attempt, held=False, lease_s=RESCUE_LEASE_S, now=self._clock())
-            self._wake_owner(lane, tasks[0].endpoint_id)
-            return len(lane.waiting)
+                if task.task_id not in endpoint.entries:
+                    endpoint.add(task, attempt=task.attempt, held=False, lease_s=RESCUE_LEASE_S, now=self._clock())
+            self._wake_owner(endpoint, tasks[0].endpoint_id)
+            return len(endpoint.waiting)
 
     def cancel(
         self, endpoint_id: str, task_ids: Sequence[str], *, error: ErrorRecord | None = None
     ) -> Mapping[str, CancelOutcome]:
         with self._call():
-            lane = self._lane(endpoint_id)
-            outcomes = {task_id: self._cancel(lane, endpoint_id, task_id, error) for task_id in dict.fromkeys(task_ids)}
+            endpoint = self._endpoint(endpoint_id)
+            outcomes = {
+                task_id: self._cancel(endpoint, endpoint_id, task_id, error) for task_id in dict.fromkeys(task_ids)
+            }
             if CancelOutcome.REQUESTED in outcomes.values():
-                self._wake_owner(lane, endpoint_id)
+                self._wake_owner(endpoint, endpoint_id)
             return outcomes
 
     def _owner_of(self, endpoint_id: str) -> str | None:
-        lane = self._lanes.get(endpoint_id)
-        return None if lane is None else lane.live_owner(self._clock())
+        endpoint = self._endpoints.get(endpoint_id)
+        return None if endpoint is None else endpoint.live_owner(self._clock())
 
-    def _wake_owner(self, lane: _Lane, endpoint_id: str) -> None:
-        for listener in self._listeners.get(lane.live_owner(self._clock()) or "", []):
+    def _wake_owner(self, endpoint: _Endpoint, endpoint_id: str) -> None:
+        for listener in self._listeners.get(endpoint.live_owner(self._clock()) or "", []):
             listener.hear(endpoint_id)
 
-    def _cancel(self, lane: _Lane, endpoint_id: str, task_id: str, error: ErrorRecord | None) -> CancelOutcome:
-        if task_id not in lane.entries:
+    def _cancel(self, endpoint: _Endpoint, endpoint_id: str, task_id: str, error: ErrorRecord | None) -> CancelOutcome:
+        if task_id not in endpoint.entries:
             return CancelOutcome.UNKNOWN
-        if lane.entries[task_id].result is not None:
+        if endpoint.entries[task_id].result is not None:
             return CancelOutcome.FINISHED
-        if task_id in lane.leases:
-            lane.stops.add(task_id)
+        if task_id in endpoint.leases:
+            endpoint.stops.add(task_id)
             return CancelOutcome.REQUESTED
-        lane.finish(task_id, transitions.cancelled_before_dispatch(task_id, endpoint_id, error))
+        endpoint.finish(task_id, transitions.cancelled_before_dispatch(task_id, endpoint_id, error))
         return CancelOutcome.REMOVED
 
     # ownership
@@ -229,15 +237,15 @@ class FakeQueue(FakeRegistry):
         with self._call():
             now = self._clock()
             for endpoint_id, spool_id, weights in wanted:
-                lane = self._lane(endpoint_id)
-                if lane.live_owner(now) not in (None, forwarder_id) and lane.spool_id not in ("", spool_id):
+                endpoint = self._endpoint(endpoint_id)
+                if endpoint.live_owner(now) not in (None, forwarder_id) and endpoint.spool_id not in ("", spool_id):
                     answers.append(EndpointInUse("another agent is connected as this endpoint"))
                     continue
-                lane.fence = next(self._fences)
-                lane.own(forwarder_id, spool_id, until=now + ttl_s)
-                lane.weights = weights
-                lane.apply_limits()
-                answers.append(lane.fence)
+                endpoint.fence = next(self._fences)
+                endpoint.own(forwarder_id, spool_id, until=now + ttl_s)
+                endpoint.weights = weights
+                endpoint.apply_limits()
+                answers.append(endpoint.fence)
         return answers
 
     def renew_ownership(
@@ -247,19 +255,19 @@ class FakeQueue(FakeRegistry):
         with self._call():
             now = self._clock()
             for endpoint_id, (fence, spool_id) in owned.items():
-                lane = self._lane(endpoint_id)
-                is_owned = lane.fence == fence and lane.complete
+                endpoint = self._endpoint(endpoint_id)
+                is_owned = endpoint.fence == fence and endpoint.complete
                 if is_owned:
-                    lane.own(forwarder_id, spool_id, until=now + ttl_s)
-                if not is_owned or lane.outbox or any(deadline <= now for deadline in lane.leases.values()):
+                    endpoint.own(forwarder_id, spool_id, until=now + ttl_s)
+                if not is_owned or endpoint.outbox or any(deadline <= now for deadline in endpoint.leases.values()):
                     found.append(endpoint_id)
         return found
 
     def mark_disconnected(
         self, forwarder_id: str, owned: Sequence[tuple[str, int]], *, ttl_s: float
     ) -> Sequence[Fenced | QueueDataLost | None]:
-        def renew(lane: _Lane) -> None:
-            lane.own(forwarder_id, "", until=self._clock() + ttl_s)
+        def renew(endpoint: _Endpoint) -> None:
+            endpoint.own(forwarder_id, "", until=self._clock() + ttl_s)
 
         return [self._owned(id_, fence, renew) for id_, fence in owned]
 
@@ -268,10 +276,10 @@ class FakeQueue(FakeRegistry):
     ) -> Mapping[str, MaintenanceResult | Fenced | QueueDataLost]:
         now = self._clock()
 
-        def maintain(lane: _Lane, holding: HeldLeases) -> MaintenanceResult:
-            lane.own(forwarder_id, holding.spool_id, until=now + ttl_s)
-            lane.leases |= {task_id: now + lease_s for task_id in holding.leases if task_id in lane.leases}
-            return MaintenanceResult(lane.reap(now), lane.unrecorded())
+        def maintain(endpoint: _Endpoint, holding: HeldLeases) -> MaintenanceResult:
+            endpoint.own(forwarder_id, holding.spool_id, until=now + ttl_s)
+            endpoint.leases |= {task_id: now + lease_s for task_id in holding.leases if task_id in endpoint.leases}
+            return MaintenanceResult(endpoint.reap(now), endpoint.unrecorded())
 
         return {
             endpoint_id: self._owned(endpoint_id, holding.fence, functools.partial(maintain, holding=holding))
@@ -280,34 +288,34 @@ class FakeQueue(FakeRegistry):
 
     def release(self, endpoint_id: str, forwarder_id: str, fence: int) -> None:
         with self._call():
-            lane = self._lane(endpoint_id)
-            if lane.fence == fence:
-                lane.forwarder_id, lane.spool_id = None, ""
+            endpoint = self._endpoint(endpoint_id)
+            if endpoint.fence == fence:
+                endpoint.forwarder_id, endpoint.spool_id = None, ""
 
     def evict(self, endpoint_id: str) -> None:
         with self._call():
-            lane = self._lane(endpoint_id)
-            lane.fence = None if lane.fence is None else lane.fence + 1
-            lane.forwarder_id, lane.spool_id = None, ""
+            endpoint = self._endpoint(endpoint_id)
+            endpoint.fence = None if endpoint.fence is None else endpoint.fence + 1
+            endpoint.forwarder_id, endpoint.spool_id = None, ""
 
     def forget_endpoint(self, endpoint_id: str, *, limit: int) -> bool:
         with self._call():
-            lane = self._lane(endpoint_id)
-            lane.deleted, lane.complete, lane.forwarder_id, lane.spool_id = True, False, None, ""
-            found = [*lane.waiting.items(), *lane.leases, *lane.outbox][:limit]
+            endpoint = self._endpoint(endpoint_id)
+            endpoint.deleted, endpoint.complete, endpoint.forwarder_id, endpoint.spool_id = True, False, None, ""
+            found = [*endpoint.waiting.items(), *endpoint.leases, *endpoint.outbox][:limit]
             for task_id in found:
-                if task_id in lane.outbox:
-                    del lane.outbox[task_id]
-                elif lane.leases.pop(task_id, None) is None:
-                    lane.waiting.remove(lane.submitter_of(task_id), task_id)
+                if task_id in endpoint.outbox:
+                    del endpoint.outbox[task_id]
+                elif endpoint.leases.pop(task_id, None) is None:
+                    endpoint.waiting.remove(endpoint.lane_of(task_id), task_id)
                 else:
-                    lane.waiting.done(lane.submitter_of(task_id))
-                del lane.entries[task_id]
+                    endpoint.waiting.done(endpoint.lane_of(task_id))
+                del endpoint.entries[task_id]
             if len(found) == limit:
                 return False
-            lane.stops.clear()
-            lane.limits.clear()
-            lane.apply_limits()
+            endpoint.stops.clear()
+            endpoint.limits.clear()
+            endpoint.apply_limits()
             return True
 
     # consuming
@@ -317,18 +325,18 @@ class FakeQueue(FakeRegistry):
     ) -> Mapping[str, Sequence[LeasedTask] | Fenced | QueueDataLost]:
         now = self._clock()
 
-        def lease(lane: _Lane, limit: int, reserve: int) -> Sequence[LeasedTask]:
+        def lease(endpoint: _Endpoint, limit: int, reserve: int) -> Sequence[LeasedTask]:
             task_ids: list[str] = []
             while len(task_ids) < limit + reserve:
-                taken = lane.waiting.take(new_submitters_only=len(task_ids) >= limit)
+                taken = endpoint.waiting.take(new_submitters_only=len(task_ids) >= limit)
                 if taken is None:
                     break
                 task_ids.append(taken[1])
             for task_id in task_ids:
-                lane.entries[task_id].attempt += 1
-                lane.entries[task_id].leased_at = now
-                lane.leases[task_id] = now + lease_s
-            return [lane.view(task_id, leased_at=now) for task_id in task_ids]
+                endpoint.entries[task_id].attempt += 1
+                endpoint.entries[task_id].leased_at = now
+                endpoint.leases[task_id] = now + lease_s
+            return [endpoint.view(task_id, leased_at=now) for task_id in task_ids]
 
         return {
             endpoint_id: self._owned(
@@ -338,41 +346,41 @@ class FakeQueue(FakeRegistry):
         }
 
     def unlease(self, endpoint_id: str, fence: int, task_ids: Sequence[str]) -> None:
-        def unlease(lane: _Lane) -> None:
-            back = [task_id for task_id in task_ids if task_id in lane.leases]
+        def unlease(endpoint: _Endpoint) -> None:
+            back = [task_id for task_id in task_ids if task_id in endpoint.leases]
             for task_id in back:
-                lane.entries[task_id].attempt -= 1
-            lane.put_back(back)
+                endpoint.entries[task_id].attempt -= 1
+            endpoint.put_back(back)
 
         if refusal := self._owned(endpoint_id, fence, unlease):
             raise refusal
 
     def leased(self, owned: Sequence[tuple[str, int]]) -> Sequence[Mapping[str, int] | Fenced | QueueDataLost]:
-        def attempts(lane: _Lane) -> Mapping[str, int]:
-            return {task_id: lane.entries[task_id].attempt for task_id in lane.leases}
+        def attempts(endpoint: _Endpoint) -> Mapping[str, int]:
+            return {task_id: endpoint.entries[task_id].attempt for task_id in endpoint.leases}
 
         return [self._owned(endpoint_id, fence, attempts) for endpoint_id, fence in owned]
 
     def cancel_requests(self, owned: Sequence[tuple[str, int]]) -> Sequence[Sequence[str] | Fenced | QueueDataLost]:
-        def requests(lane: _Lane) -> Sequence[str]:
-            return [task_id for task_id in lane.leases if task_id in lane.stops]
+        def requests(endpoint: _Endpoint) -> Sequence[str]:
+            return [task_id for task_id in endpoint.leases if task_id in endpoint.stops]
 
         return [self._owned(endpoint_id, fence, requests) for endpoint_id, fence in owned]
 
     def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
         with self._call():
-            lanes = [(endpoint_id, self._lane(endpoint_id), fence) for endpoint_id, fence in fences.items()]
+            endpoints = [(endpoint_id, self._endpoint(endpoint_id), fence) for endpoint_id, fence in fences.items()]
             return [
                 endpoint_id
-                for endpoint_id, lane, fence in lanes
-                if lane.waiting or lane.stops or not lane.complete or lane.fence != fence
+                for endpoint_id, endpoint, fence in endpoints
+                if endpoint.waiting or endpoint.stops or not endpoint.complete or endpoint.fence != fence
             ]
 
     def ack(self, results: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
-        def end(lane: _Lane, reported: Sequence[TaskResult]) -> None:
+        def end(endpoint: _Endpoint, reported: Sequence[TaskResult]) -> None:
             for result in reported:
-                if (entry := lane.entries.get(result.task_id)) and entry.result is None:
-                    lane.finish(result.task_id, result)
+                if (entry := endpoint.entries.get(result.task_id)) and entry.result is None:
+                    endpoint.finish(result.task_id, result)
 
         return [
             self._owned(each[0].endpoint_id, fence, functools.partial(end, reported=each)) if each else None
@@ -381,14 +389,14 @@ class FakeQueue(FakeRegistry):
 
     def outbox(self, endpoint_id: str) -> Sequence[TaskResult]:
         with self._call():
-            return self._lane(endpoint_id).unrecorded()
+            return self._endpoint(endpoint_id).unrecorded()
 
     def flushed(self, task_ids: Mapping[str, Sequence[str]]) -> None:
         with self._call():
             for endpoint_id, ids in task_ids.items():
-                lane = self._lane(endpoint_id)
+                endpoint = self._endpoint(endpoint_id)
                 for task_id in ids:
-                    lane.outbox.pop(task_id, None)
+                    endpoint.outbox.pop(task_id, None)
 
     def restore(
         self,
@@ -400,23 +408,23 @@ class FakeQueue(FakeRegistry):
         lease_s: float,
     ) -> None:
         with self._call():
-            lane = self._lane(endpoint_id)
-            lane.require_claim(fence)
+            endpoint = self._endpoint(endpoint_id)
+            endpoint.require_claim(fence)
             for task in tasks:
-                entry, is_held = lane.entries.get(task.task_id), task.task_id in held
+                entry, is_held = endpoint.entries.get(task.task_id), task.task_id in held
                 if entry is None:
                     attempt = max(task.attempt, held.get(task.task_id, 0))
-                    lane.add(task, attempt=attempt, held=is_held, lease_s=lease_s, now=self._clock())
+                    endpoint.add(task, attempt=attempt, held=is_held, lease_s=lease_s, now=self._clock())
                 elif is_held and entry.result is None:
-                    if task.task_id not in lane.leases:
-                        lane.waiting.remove(task.owner_id, task.task_id)
-                        lane.waiting.hold(task.owner_id)
-                    lane.leases[task.task_id] = self._clock() + lease_s
+                    if task.task_id not in endpoint.leases:
+                        endpoint.waiting.remove(entry.task.lane, task.task_id)
+                        endpoint.waiting.hold(entry.task.lane)
+                    endpoint.leases[task.task_id] = self._clock() + lease_s
                     entry.attempt = max(entry.attempt, held[task.task_id])
 
     def mark_restored(self, owned: Sequence[tuple[str, int]]) -> Sequence[Fenced | QueueDataLost | None]:
-        def mark(lane: _Lane) -> None:
-            lane.complete = True
+        def mark(endpoint: _Endpoint) -> None:
+            endpoint.complete = True
 
         return [self._owned(endpoint_id, fence, mark, rebuilding=True) for endpoint_id, fence in owned]
 
@@ -426,12 +434,12 @@ class FakeQueue(FakeRegistry):
                 task_id
                 for endpoint_id, ids in task_ids.items()
                 for task_id in ids
-                if task_id not in self._lane(endpoint_id).entries
+                if task_id not in self._endpoint(endpoint_id).entries
             )
 
     def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
         with self._call():
-            return [endpoint_id for endpoint_id in endpoint_ids if self._lane(endpoint_id).outbox]
+            return [endpoint_id for endpoint_id in endpoint_ids if self._endpoint(endpoint_id).outbox]
 
     def read_checkpoint(self, name: str) -> str:
         with self._call():
@@ -446,18 +454,18 @@ class FakeQueue(FakeRegistry):
 
     def depth(self, endpoint_ids: Sequence[str]) -> int:
         with self._call():
-            return sum(len(self._lane(endpoint_id).waiting) for endpoint_id in endpoint_ids)
+            return sum(len(self._endpoint(endpoint_id).waiting) for endpoint_id in endpoint_ids)
 
     def depth_of(self, endpoint_id: str, owner_id: str) -> tuple[int, int]:
         with self._call():
-            waiting = self._lane(endpoint_id).waiting
-            return len(waiting), len(waiting.of(owner_id))
+            endpoint = self._endpoint(endpoint_id)
+            return len(endpoint.waiting), endpoint.waiting_of(owner_id)
 
     def reserve(self, endpoint_id: str, owner_id: str, count: int, *, most: int) -> int | None:
         with self._call():
             reserved, until = self._reserved.get((endpoint_id, owner_id), (0, 0.0))
             reserved = reserved if self._clock() < until else 0
-            waiting = reserved + len(self._lane(endpoint_id).waiting.of(owner_id))
+            waiting = reserved + self._endpoint(endpoint_id).waiting_of(owner_id)
             if waiting + count > most:
                 return waiting
             self._reserved[endpoint_id, owner_id] = reserved + count, self._clock() + 60
@@ -472,9 +480,9 @@ class FakeQueue(FakeRegistry):
         with self._call():
             return sum(
                 len(codec.pack(entry.task))
-                for lane in self._lanes.values()
-                for task_id, entry in lane.entries.items()
-                if entry.task.owner_id == owner_id and (entry.result is None or task_id in lane.outbox)
+                for endpoint in self._endpoints.values()
+                for task_id, entry in endpoint.entries.items()
+                if entry.task.owner_id == owner_id and (entry.result is None or task_id in endpoint.outbox)
             )
 
     def recount_bytes(self, cursor: int) -> int:
@@ -488,13 +496,13 @@ class FakeQueue(FakeRegistry):
     def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
         with self._call():
             for endpoint_id, each in limits.items():
-                lane = self._lane(endpoint_id)
-                if lane.deleted:
+                endpoint = self._endpoint(endpoint_id)
+                if endpoint.deleted:
                     continue
-                waited = lane.held_back()
-                lane.limits = {**({} if complete else lane.limits), **each}
-                lane.apply_limits()
-                self._wake_if_free(lane, endpoint_id, waited)
+                waited = endpoint.held_back()
+                endpoint.limits = {**({} if complete else endpoint.limits), **each}
+                endpoint.apply_limits()
+                self._wake_if_free(endpoint, endpoint_id, waited)
 
     def take_tokens(
         self, bucket: str, tokens: int, *, rate_per_s: float, burst: int, in_debt: bool = False
@@ -510,42 +518,43 @@ class FakeQueue(FakeRegistry):
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
         with self._call():
-            lane = self._lane(endpoint_id)
-            depth = len(lane.waiting)
+            endpoint = self._endpoint(endpoint_id)
+            depth = len(endpoint.waiting)
             state, ahead, limit = QueueState.UNKNOWN, 0, 0
-            if task_id in lane.leases:
+            if task_id in endpoint.leases:
                 state = QueueState.LEASED
-            elif task_id in lane.entries:
-                own = lane.waiting.of(lane.submitter_of(task_id))
+            elif task_id in endpoint.entries:
+                own = endpoint.waiting.of(endpoint.lane_of(task_id))
                 if task_id in own:
                     state, ahead = QueueState.QUEUED, own.index(task_id)
-                    limit = lane.waiting.limit_reached(lane.submitter_of(task_id))
+                    limit = endpoint.waiting.limit_reached(endpoint.lane_of(task_id))
                 else:
                     state = QueueState.DONE
-            return QueuePosition(state, ahead, depth, lane.waiting.submitters, limit)
+            submitters = {each.removesuffix(LANE) for each in endpoint.waiting.waiting()}
+            return QueuePosition(state, ahead, depth, len(submitters), limit)
 
-    def _lane(self, endpoint_id: str) -> _Lane:
-        return self._lanes.setdefault(endpoint_id, _Lane())
+    def _endpoint(self, endpoint_id: str) -> _Endpoint:
+        return self._endpoints.setdefault(endpoint_id, _Endpoint())
 
     def _owned(
-        self, endpoint_id: str, fence: int, call: Callable[[_Lane], _Answer], *, rebuilding: bool = False
+        self, endpoint_id: str, fence: int, call: Callable[[_Endpoint], _Answer], *, rebuilding: bool = False
     ) -> _Answer | Fenced | QueueDataLost:
         """The answer of a call for the owner of a complete queue, or of one that is being rebuilt."""
         with self._call():
-            lane = self._lane(endpoint_id)
+            endpoint = self._endpoint(endpoint_id)
             try:
-                lane.require_claim(fence) if rebuilding else lane.require_owner(fence)
+                endpoint.require_claim(fence) if rebuilding else endpoint.require_owner(fence)
             except (Fenced, QueueDataLost) as refusal:
                 return refusal
-            waited = lane.held_back()
-            answer = call(lane)
-            self._wake_if_free(lane, endpoint_id, waited)
+            waited = endpoint.held_back()
+            answer = call(endpoint)
+            self._wake_if_free(endpoint, endpoint_id, waited)
             return answer
 
-    def _wake_if_free(self, lane: _Lane, endpoint_id: str, waited: Sequence[str]) -> None:
+    def _wake_if_free(self, endpoint: _Endpoint, endpoint_id: str, waited: Sequence[str]) -> None:
         """Wake the owner if one of these submitters waits no longer because of its limit."""
-        if any(each in lane.waiting.waiting() and not lane.waiting.limit_reached(each) for each in waited):
-            self._wake_owner(lane, endpoint_id)
+        if any(each in endpoint.waiting.waiting() and not endpoint.waiting.limit_reached(each) for each in waited):
+            self._wake_owner(endpoint, endpoint_id)
 
 
 def _may_start_again(task: QueuedTask, attempt: int) -> bool:

@@ -8,20 +8,23 @@ while #ids < limit + reserve do
   if not submitter or tonumber(first[2]) >= PARKED or (#ids >= limit and tonumber(first[2]) >= TURNS) then break end
   if #ids < limit then
     count = limit - #ids
-    local most = limit_of('m', submitter)
-    if most then count = math.min(count, most - held_of(submitter)) end
     if first[4] and tonumber(first[4]) < PARKED then
       -- As many as bring it level with the next one.
       local level = math.floor(tonumber(first[4]) / TURNS)
       count = math.min(count, math.max(1, level * weight_of(submitter) - held_of(submitter)))
     end
   end
-  local taken = redis.call('RPOP', QUEUE .. submitter, count) or {}
-  for _, id in ipairs(taken) do
-    ids[#ids + 1] = id
-    submitters[#ids] = submitter
+  count = math.min(count, room_of(submitter) or count)
+  if count > 0 then
+    local taken = redis.call('RPOP', QUEUE .. submitter, count) or {}
+    for _, id in ipairs(taken) do
+      ids[#ids + 1] = id
+      submitters[#ids] = submitter
+    end
+    count_served(submitter, #taken)
+  else  -- a script of an earlier release gave it this place: to it, lanes are two submitters with a limit each
+    renew_place(submitter)
   end
-  count_served(submitter, #taken)
 end
 if #ids == 0 then return ids end
 local may_stop = redis.call('EXISTS', STOPS) == 1

@@ -1,4 +1,4 @@
--- ARGV: id. Returns the state of the task ('' if it is not here), how many tasks of its submitter leave before it, how many
+-- ARGV: id. Returns the state of the task ('' if it is not here), how many tasks of its lane leave before it, how many
 -- tasks wait, of how many submitters, and the most leased tasks of its submitter if it has so many, else 0.
 local state = redis.call('HGET', TASK .. ARGV[1], 'state') or ''
 local ahead, most = 0, 0
@@ -9,4 +9,9 @@ if state == 'queued' then
   local at = redis.call('LPOS', list, ARGV[1], 'RANK', -1)
   ahead = at and redis.call('LLEN', list) - 1 - at or 0
 end
-return {state, ahead, tonumber(redis.call('HGET', COUNTS, 'waiting') or 0), redis.call('ZCARD', ROUND), most}
+local submitters = 0
+for _, submitter in ipairs(redis.call('ZRANGE', ROUND, 0, -1)) do
+  local owner = owner_of(submitter)
+  if owner == submitter or not redis.call('ZSCORE', ROUND, owner) then submitters = submitters + 1 end
+end
+return {state, ahead, tonumber(redis.call('HGET', COUNTS, 'waiting') or 0), submitters, most}

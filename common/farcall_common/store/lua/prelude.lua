@@ -21,11 +21,25 @@
 -- `time` is what the server's TIME answers. No caller's clock decides anything: callers give durations.
 --
 -- A task is queued if and only if it is in the list of its submitter, once; leased if and only if it is in LEASES.
+--
+-- Tasks of a submitter that have a latency target are in a lane of their own: QUEUE, ROUND, HELD and the tasks' hashes
+-- name the submitter with LANE behind it, as if it were another one. WEIGHTS, LIMITS and BYTES name the submitter alone.
 local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS, BYTES, LIMITS = unpack(KEYS)
 local NOW = time[1] + time[2] / 1000000  -- epoch seconds
 local TURNS = 2 ^ 32
 local PARKED = 2 ^ 52  -- behind all levels: submitters that have as many leased tasks as they may have
 local SERVED = 2 ^ 31  -- before turns of submitters that were served come those of newcomers, without leased tasks
+local LANE = '!'  -- no id of an identity has it
+
+-- The submitter alone, without LANE.
+local function owner_of(submitter)
+  return string.sub(submitter, -1) == LANE and string.sub(submitter, 1, -2) or submitter
+end
+
+local function other_lane(submitter)
+  local owner = owner_of(submitter)
+  return owner == submitter and owner .. LANE or owner
+end
 
 -- The caller was the last one to claim this endpoint.
 local function require_claim(fence)
@@ -51,24 +65,39 @@ local is_limited = nil
 -- A field of LIMITS, or nil. Asks for the key once, because most endpoints have none.
 local function limit_of(name, submitter)
   if is_limited == nil then is_limited = redis.call('EXISTS', LIMITS) == 1 end
-  return is_limited and tonumber(redis.call('HGET', LIMITS, name .. ':' .. submitter) or nil) or nil
+  return is_limited and tonumber(redis.call('HGET', LIMITS, name .. ':' .. owner_of(submitter)) or nil) or nil
 end
 
 local function weight_of(submitter)
   local weight = limit_of('w', submitter)
   if weight then return weight end
-  return tonumber(redis.call('HGET', WEIGHTS, submitter) or 1)
+  return tonumber(redis.call('HGET', WEIGHTS, owner_of(submitter)) or 1)
 end
 
 local function held_of(submitter)
   return tonumber(redis.call('HGET', HELD, 'n:' .. submitter) or 0)
 end
 
+-- How many more tasks of a submitter may be leased, of both lanes together; nil if there is no limit.
+local function room_of(submitter)
+  local most = limit_of('m', submitter)
+  return most and most - held_of(submitter) - held_of(other_lane(submitter))
+end
+
 local function set_place(submitter, turn)
-  local held, most = held_of(submitter), limit_of('m', submitter)
-  local level = math.floor(held / weight_of(submitter))
-  local before = most and held >= most and PARKED or level * TURNS
+  local room = room_of(submitter)
+  local level = math.floor(held_of(submitter) / weight_of(submitter))
+  local before = room and room <= 0 and PARKED or level * TURNS
   redis.call('ZADD', ROUND, string.format('%.0f', before + turn), submitter)
+end
+
+-- Give a submitter its place again, with the turn that it has. Returns whether it was parked and is not any more; nil if
+-- nothing of it waits.
+local function renew_place(submitter)
+  local score = tonumber(redis.call('ZSCORE', ROUND, submitter) or nil)
+  if not score then return nil end
+  set_place(submitter, score % TURNS)
+  return score >= PARKED and tonumber(redis.call('ZSCORE', ROUND, submitter)) < PARKED
 end
 
 local function forget_turns()
@@ -86,12 +115,10 @@ local function count_held(submitter, change)
   if redis.call('HINCRBY', HELD, 'n:' .. submitter, change) <= 0 then
     redis.call('HDEL', HELD, 'n:' .. submitter, 't:' .. submitter)
   end
-  local score = redis.call('ZSCORE', ROUND, submitter)
-  if not score then return forget_turns() end
-  set_place(submitter, tonumber(score) % TURNS)
-  if tonumber(score) >= PARKED and tonumber(redis.call('ZSCORE', ROUND, submitter)) < PARKED then
-    wake_owner(string.match(OWNER, '{(.*)}'))
-  end
+  local is_free = renew_place(submitter)
+  if is_free == nil then forget_turns() end
+  if limit_of('m', submitter) then is_free = renew_place(other_lane(submitter)) or is_free end
+  if is_free then wake_owner(string.match(OWNER, '{(.*)}')) end
 end
 
 -- The number of waiting tasks of a submitter changes; its list is changed already.
@@ -117,14 +144,16 @@ local function count_served(submitter, count)
   else
     redis.call('ZREM', ROUND, submitter)
   end
+  if limit_of('m', submitter) then renew_place(other_lane(submitter)) end
 end
 
 -- The memory of a submitter's tasks changes. An earlier release did not count what it added.
 local function count_bytes(submitter, change)
-  if redis.call('HINCRBY', BYTES, submitter, change) <= 0 then redis.call('HDEL', BYTES, submitter) end
+  local owner = owner_of(submitter)
+  if redis.call('HINCRBY', BYTES, owner, change) <= 0 then redis.call('HDEL', BYTES, owner) end
 end
 
--- A release that had one list for all submitters left tasks without one.
+-- The submitter of a task, or its lane. A release that had one list for all submitters left tasks without one.
 local function submitter_of(id)
   return redis.call('HGET', TASK .. id, 'submitter') or ''
 end

@@ -5,7 +5,7 @@ if waiting + redis.call('ZCARD', LEASES) + redis.call('LLEN', OUTBOX) > tonumber
 local found = {}
 local function count(ids)
   for _, id in ipairs(ids) do
-    local submitter = submitter_of(id)
+    local submitter = owner_of(submitter_of(id))
     found[submitter] = (found[submitter] or 0) + redis.call('HSTRLEN', TASK .. id, 'task')
   end
 end

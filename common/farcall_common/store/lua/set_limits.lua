@@ -11,10 +11,8 @@ for i = 3, #ARGV, 3 do
     end
   end
 end
-local is_free, places = false, redis.call('ZRANGE', ROUND, 0, -1, 'WITHSCORES')
-for i = 1, #places, 2 do
-  local score = tonumber(places[i + 1])
-  set_place(places[i], score % TURNS)
-  is_free = is_free or (score >= PARKED and tonumber(redis.call('ZSCORE', ROUND, places[i])) < PARKED)
+local is_free = false
+for _, submitter in ipairs(redis.call('ZRANGE', ROUND, 0, -1)) do
+  is_free = renew_place(submitter) or is_free
 end
 if is_free then wake_owner(ARGV[1]) end
