@@ -167,7 +167,7 @@ def test_what_managers_say_is_in_the_report() -> None:
     assert (found["policy"], found["actuator"], found["admission"]) == ("pi", "cgroup v1", "warn")
     [row] = found["functions"]
     assert (row["weight"], row["windows"]["10m"]["violations"]) == (900.0, 1)
-    assert row["infeasible"]["fix"].startswith("more nodes")
+    assert row["infeasible"]["fix"].startswith("Use more nodes")
     about = core.core.latency_targets()
     assert (about["latency_classes"], about["latency_actuator"]) == (1, "cgroup v1")
     assert about["latency_needs"].endswith("or a looser target")

@@ -25,7 +25,7 @@ def run(controller: Controller, latency_s: float, *, start: float = 0.0, seconds
     for number in range(4 * seconds):
         now = start + number / 4
         controller.add(f"{now}", TARGET, now - latency_s)
-        controller.ended(f"{now}", now, latency_s / 2)
+        controller.ended(f"{now}", now, min(latency_s / 2, 0.05))
         weights = decide(controller, now, **given)
     return weights["f"]
 
@@ -89,6 +89,15 @@ def test_what_a_target_needs_is_said_once_it_is_missed_for_long(given: dict[str,
     controller.drop("waits", 30.0)
     run(controller, 0.05, start=100.0, **given)
     assert [each.problem for each in controller.report()] == [""]
+
+
+def test_a_target_below_what_the_function_takes_is_known_after_a_few_runs() -> None:
+    controller = Controller(QosSettings())
+    for number in range(5):
+        controller.add(f"{number}", TARGET, float(number))
+        controller.ended(f"{number}", number + 0.2, 0.15)
+    decide(controller, 5.0)
+    assert [each.problem for each in controller.report()] == [NEEDS_LOOSER]
 
 
 def test_a_submitter_has_16_classes_at_most_and_unused_ones_make_room() -> None:

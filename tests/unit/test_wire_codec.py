@@ -74,7 +74,7 @@ def _values(annotation: Any, field: str) -> st.SearchStrategy[Any]:
 
 def _structs(cls: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     if cls is QoS:
-        return st.builds(QoS, target_ms=st.none() | st.floats(1e-3, 1e6), percentile=st.floats(50, 99.9))
+        return st.builds(QoS, target_ms=st.floats(1e-3, 1e6), percentile=st.floats(50, 99.9))
     hints = get_type_hints(cls)
     return st.builds(cls, **{name: _values(hints[name], name) for name in cls.__struct_fields__})
 

@@ -51,6 +51,7 @@ class LatencyTasks:
         self._shared = shared
         self._waiting: dict[Pair, list[_Entry]] = {}  # in order; none is empty
         self._numbers = itertools.count()
+        self._promised: Pair | None = None  # the class that gets the next worker
         #: As measured last; until then the processors count as busy.
         self.cpus = CpusMeasured()
         #: When :meth:`status` may have something new to say.
@@ -115,12 +116,16 @@ class LatencyTasks:
         """Whether a task waits here, and not among batch work."""
         return job.order.target is not None and bool(self._most_workers) and self.controller.has(job.order.task_id)
 
-    def add(self, job: Job, key: str) -> None:
-        """A task that is taken here waits for a worker in the environment of this key."""
+    def add(self, job: Job, key: str, *, first: bool = False) -> None:
+        """A task that is taken here waits for a worker in the environment of this key.
+
+        :param first: before those that must end at the same time.
+        """
         target = job.order.target
         assert target is not None
         pair = Pair("" if self._shared else job.order.submitter, key, target.name)
-        entry = (self.controller.due_time(job.order.task_id), next(self._numbers), job)
+        number = next(self._numbers)
+        entry = (self.controller.due_time(job.order.task_id), -number if first else number, job)
         bisect.insort(self._waiting.setdefault(pair, []), entry)
 
     def waiting(self, pair: Pair) -> int:
@@ -184,11 +189,12 @@ class LatencyTasks:
         own = list(self._own())
         if len(own) >= self._most_workers:
             return None
-        for pair in self.pairs():
+        for pair in sorted(self.pairs(), key=lambda each: each != self._promised):
             have = sum(worker.pair == pair for worker in own)
             coming = sum(worker.pair == pair and not (worker.is_ready and worker.jobs) for worker in own)
             is_enough = have >= self.controller.most_running(pair.target, self._most_workers)
             if len(self._waiting[pair]) > coming and not is_enough and can_start(pair):
+                self._promised = None
                 return pair
         return None
 
@@ -226,7 +232,10 @@ class LatencyTasks:
         have = collections.Counter(worker.pair.submitter for worker in own)
         due = [worker for worker in own if now >= worker.turn_began + TURN_S]
         giver = max(due, key=lambda worker: (have[worker.pair.submitter], -worker.turn_began), default=None)
-        return None if giver is None else (giver, pair)
+        if giver is None:
+            return None
+        self._promised = pair
+        return giver, pair
 
     def _without_worker(self, own: list[Worker]) -> Pair | None:
         """The first class whose tasks wait without any worker, while there is no room for another one."""

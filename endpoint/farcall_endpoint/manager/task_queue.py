@@ -159,7 +159,7 @@ class TaskQueue:
         """Put a job before the others of its submitter, environment and depth; it counts as taken until
         :attr:`done`."""
         if self._latency.takes(job):
-            self._latency.add(job, key)
+            self._latency.add(job, key, first=True)
             return
         submitter = job.order.submitter
         jobs = self._jobs.get(Pair(submitter, key))

@@ -54,7 +54,7 @@ class Targets:
         self._needs_all = needs_all
         self._clock = clock
         self._seen: dict[str, tuple[float, float | None]] = {}  # until when it counts
-        #: Of the endpoint, whose weights and deltas are of functions that the owner calls.
+        #: Of the endpoint; its weights and deltas are for functions that the owner calls.
         self.owner_id = ""
         self._runs: dict[str, collections.deque[float]] = {}
         self.has_changed = False
