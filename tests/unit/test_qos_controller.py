@@ -98,6 +98,10 @@ def test_a_target_below_what_the_function_takes_is_known_after_a_few_runs() -> N
         controller.ended(f"{number}", number + 0.2, 0.15)
     decide(controller, 5.0)
     assert [each.problem for each in controller.report()] == [NEEDS_LOOSER]
+    decide(controller, 60.0)
+    assert [each.problem for each in controller.report()] == [NEEDS_LOOSER], "others may be refused meanwhile"
+    decide(controller, 70.0)
+    assert [each.problem for each in controller.report()] == [""]
 
 
 def test_a_submitter_has_16_classes_at_most_and_unused_ones_make_room() -> None:

@@ -27,6 +27,8 @@ _FORGET_S: Final = 600.0
 """After so long without a task, a class is forgotten."""
 _LATE_S: Final = 10.0
 """A target that was not held for so long cannot be held as things are."""
+_KEPT_S: Final = 60.0
+"""That is said for so long after the last task: meanwhile others may be refused, and would change nothing."""
 _LEAST_PRESSURE: Final = Gains().least_pressure
 _AT_BOUND: Final = 0.95
 _SLOWER: Final = 1.01
@@ -246,6 +248,8 @@ class Controller:
 
     def _judge(self, class_: LatencyClass, latency_s: float | None, pressure: float, workers: int, now: float) -> None:
         """Find out whether a target cannot be held as things are, and what it needs."""
+        if latency_s is None and now - class_.used_at < _KEPT_S:
+            return
         if latency_s is None or latency_s <= class_.target.latency_s:
             class_.late_since, class_.problem = None, ""
             return
