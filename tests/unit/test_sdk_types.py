@@ -172,7 +172,7 @@ def test_every_public_type_is_known_to_other_checkers_too() -> None:
         check=False,
     )
     answer = json.loads(report.stdout)["typeCompleteness"]
-    unknown = [each["fullName"] for each in answer["symbols"] if each["isExported"] and not each["isTypeKnown"]]
+    unknown = [each["name"] for each in answer["symbols"] if each["isExported"] and not each["isTypeKnown"]]
     assert (answer["completenessScore"], unknown) == (1, [])
 
 
