@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from farcall_common.qos import QoS
@@ -159,9 +161,11 @@ def test_a_call_with_a_target_does_not_wait_for_batch_work(tmp_path: Path) -> No
     with Engine(max_workers=2) as engine:
         batch = [engine.submit(wait_for, str(released)) for _ in range(4)]
         urgent = engine.options(qos=URGENT)
-        first = {urgent.submit(pid).result(timeout=60) for _ in range(20)}
-        assert not any(future.done() for future in batch)
-        released.touch()
+        try:
+            first = {urgent.submit(pid).result(timeout=60) for _ in range(20)}
+            assert not any(future.done() for future in batch)
+        finally:
+            released.touch()
         others = {future.result(timeout=60) for future in batch}
         assert not first & others, "they have workers of their own"
 
@@ -172,12 +176,20 @@ def test_calls_with_targets_survive_crashes_cancels_and_other_policies(tmp_path:
         urgent = engine.options(qos=URGENT)
         crash = urgent.submit(os._exit, 3)
         kept = [urgent.submit(pid) for _ in range(200)]
-        waits = [urgent.submit(wait_for, str(tmp_path / "never")) for _ in range(2)]
         assert "exit code 3" in str(crash.exception(timeout=60))
-        assert waits[1].cancel()
         assert all(future.result(timeout=60) for future in kept)
-        (tmp_path / "never").touch()
+        waits = [urgent.submit(wait_for, str(tmp_path / "released")) for _ in range(2)]
+        try:
+            assert waits[1].cancel()
+        finally:
+            (tmp_path / "released").touch()
         assert waits[0].result(timeout=60)
+
+
+def is_manager(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return "farcall_endpoint.manager" in process.cmdline()
+    return False
 
 
 def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> None:
@@ -189,15 +201,21 @@ def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> No
         batch = engine.submit(wait_for, str(released))
         late = engine.options(qos=QoS(target_ms=1)).submit(wait_for, str(released))
         own = {each.path for each in writable_hierarchies() if "cpu" in each.controllers}
+        managers = [each.pid for each in psutil.Process().children(recursive=True) if is_manager(each)]
+
+        def directories() -> list[Path]:
+            return [path for each in own for pid in managers for path in each.glob(f"farcall-{pid}-*")]
 
         def shares() -> list[int]:
-            groups = [path for each in own for path in each.glob("farcall-*/function-*/cpu.shares")]
+            groups = [path for each in directories() for path in each.glob("function-*/cpu.shares")]
             return sorted(int(path.read_text()) for path in groups)
 
-        wait_until(lambda: shares() == [1024, 4096])
-        released.touch()
+        try:
+            wait_until(lambda: shares() == [1024, 4096])
+        finally:
+            released.touch()
         assert {batch.result(timeout=60), late.result(timeout=60)}
-    wait_until(lambda: not [path for each in own for path in each.glob("farcall-*")])
+    wait_until(lambda: not directories())
 
 
 AUTOGROUPS = """

@@ -183,6 +183,7 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
         "dead_letter",
         "endpoint",
         "endpoint_key",
+        "endpoint_qos",
         "flow_action",
         "function",
         "function_alias",

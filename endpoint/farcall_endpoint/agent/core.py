@@ -654,8 +654,10 @@ class AgentCore:
         self._on_managers_changed()
         if manager is not None:
             tasks = manager.in_order()
-            suspects = 0 if event.expected or event.unstarted else manager.most_running()
-            self._elsewhere.lost(manager, reason=event.reason, suspects=suspects, unstarted=event.unstarted)
+            is_known = event.expected or event.unstarted
+            suspects = 0 if is_known else manager.most_running()
+            calls = 0 if is_known else manager.slots
+            self._elsewhere.lost(manager, reason=event.reason, suspects=calls, unstarted=event.unstarted)
             for task in tasks:
                 self._queue.done(task)
             self._held.reconsider(tasks, suspects, event.reason, now, unstarted=event.unstarted)
