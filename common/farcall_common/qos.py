@@ -59,3 +59,8 @@ class QoS(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_om
     def has_target(self) -> bool:
         """Whether there is a target."""
         return self.target_ms is not None or self.max_slowdown is not None
+
+    def to_json(self) -> dict[str, float]:
+        """The target as a value of JSON: the fields that are given, and the percentile."""
+        values = {"target_ms": self.target_ms, "max_slowdown": self.max_slowdown, "percentile": self.percentile}
+        return {name: value for name, value in values.items() if value is not None}

@@ -62,14 +62,17 @@ class LatencyTargets:
         *,
         endpoint: str | uuid.UUID | None = None,
         runs: int = 20,
+        timeout_s: float | None = None,
     ) -> Baseline:
         """Call a function some times, one call after the other, and return what a call takes. The endpoint remembers
         it: targets with ``max_slowdown`` are multiples of it. Other work on the endpoint makes the calls slower.
 
         :param endpoint: its name or id; None: the default one.
         :param runs: how many calls.
+        :param timeout_s: how long to wait for each of them; None: without limit. A call that takes longer is cancelled.
         :raises InvalidRequest: for no runs.
         :raises TaskError: if a call fails.
+        :raises TimeoutError: after ``timeout_s``; the message names what holds the call up, if that is known.
         """
         from farcall import Executor, Function, QoS  # here: they need the client, which has this
 
@@ -83,7 +86,10 @@ class LatencyTargets:
             for _ in range(runs):
                 start = time.perf_counter()
                 future = executor.submit(function, *args, **dict(kwargs or {}))
-                future.result()
+                try:
+                    future.result(timeout_s)
+                finally:
+                    future.cancel()  # no effect on one that has ended
                 total_ms.append((time.perf_counter() - start) * 1000)
                 times = future.timings
                 run_ms.append((times["ended_at"] - times["started_at"]) * 1000)
@@ -118,7 +124,8 @@ class TargetWarnings:
                 self._warned.add((endpoint_id, function_id))
             reason, hint = str(each.get("message", "")), str(each.get("hint", ""))
             name = names.get(function_id, function_id)
-            text = " ".join(f"{part.rstrip('.')}." for part in (reason, hint) if part)
+            parts = (reason, hint, "The calls run nevertheless")
+            text = " ".join(f"{part.rstrip('.')}." for part in parts if part)
             message = plain(f"endpoint {endpoint_id} cannot hold the latency target of {name}: {text}")
             try:
                 warnings.warn(message, QosWarning, stacklevel=3)

@@ -201,9 +201,10 @@ def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> No
         batch = engine.submit(wait_for, str(released))
         late = engine.options(qos=QoS(target_ms=1)).submit(wait_for, str(released))
         own = {each.path for each in writable_hierarchies() if "cpu" in each.controllers}
-        managers = [each.pid for each in psutil.Process().children(recursive=True) if is_manager(each)]
+        managers: set[int] = set()
 
         def directories() -> list[Path]:
+            managers.update(each.pid for each in psutil.Process().children(recursive=True) if is_manager(each))
             return [path for each in own for pid in managers for path in each.glob(f"farcall-{pid}-*")]
 
         def shares() -> list[int]:
@@ -290,6 +291,7 @@ def test_no_group_is_left_of_a_manager_of_an_endpoint(tmp_path: Path, killed: bo
         pytest.skip("no cgroup is writable here")
     with running_endpoint(tmp_path / "home") as endpoint:
         endpoint.cloud.submit(wait)
+        wait_until(endpoint.workers)  # one that is killed before it has a process reaper leaves groups to the next one
         [manager] = endpoint.managers()
 
         def groups() -> list[Path]:

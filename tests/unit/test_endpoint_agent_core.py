@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from farcall_endpoint.agent.signatures import SignatureCheck
 from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Died, Finished, Progress, Started
+from farcall_endpoint.qos.settings import QosSettings
 from tests.support.agent import CoreDriver, Turn
 from tests.task_fields import with_options
 
@@ -42,6 +43,8 @@ def make_core(
     allowed_functions: Sequence[str] | None = None,
     signatures: SignatureCheck | None = None,
     seal: Callable[[Task, TaskResult], TaskResult] = lambda _, result: result,
+    qos: QosSettings | None = None,
+    baselines: Mapping[str, float] | None = None,
 ) -> CoreDriver:
     core = AgentCore(
         endpoint_id="e",
@@ -54,6 +57,8 @@ def make_core(
         allowed_functions=allowed_functions,
         signatures=signatures,
         seal=seal,
+        qos=qos,
+        baselines=baselines,
     )
     return CoreDriver(core)
 

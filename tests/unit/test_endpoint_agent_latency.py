@@ -7,32 +7,17 @@ import pytest
 from farcall_common.qos import QoS
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import CpuSharesStatus, Finished, Progress, WeightOfClass
 from farcall_endpoint.qos.controller import NEEDS_CPU
 from farcall_endpoint.qos.settings import QosSettings
 from tests.support.agent import CoreDriver
-from tests.unit.test_endpoint_agent_core import HASH, finish, ids, send, spec
+from tests.unit.test_endpoint_agent_core import HASH, finish, ids, make_core, send, spec
 
 TARGET = QoS(target_ms=200)
 
 
 def core_of(*, latency_slots: int = 2, baselines: dict[str, float] | None = None, **settings: object) -> CoreDriver:
-    none = PrefetchPolicy(horizon_s=0.0, limit=0)
-    core = CoreDriver(
-        AgentCore(
-            endpoint_id="e",
-            policy=round_robin(),
-            slots_hint=1,
-            prefetch=none,
-            window=none,
-            max_window=100,
-            qos=QosSettings(**settings),  # type: ignore[arg-type]
-            baselines=baselines,
-        )
-    )
+    core = make_core(slots_hint=1, qos=QosSettings(**settings), baselines=baselines)  # type: ignore[arg-type]
     register(core, "m", latency_slots)
     core.opened()
     core.decide(now=0.0)
@@ -81,6 +66,15 @@ def test_the_time_that_a_task_has_waited_here_counts() -> None:
     [task] = core.decide(now=6.0).orders["n"]
     assert task.target is not None
     assert task.target.waited_s == 5.0
+
+
+def test_one_that_comes_while_no_manager_takes_tasks_still_gets_a_worker_of_its_own() -> None:
+    core = core_of()
+    core.add(ev.ManagersDraining(["m"]))
+    assert not send(core, spec("a", qos=TARGET)).orders
+    core.add(ev.ManagersDraining([]))
+    [task] = core.decide(now=1.0).orders["m"]
+    assert (task.task_id, task.is_latency) == ("a", True)
 
 
 def test_one_that_may_not_run_twice_waits_behind_no_other() -> None:

@@ -37,6 +37,14 @@ def test_a_class_whose_tasks_are_late_gets_more_and_then_less() -> None:
     assert run(controller, 0.02, start=100.0) < high / 2
 
 
+def test_a_baseline_that_becomes_known_counts() -> None:
+    controller = Controller(QosSettings(policy="threshold"))
+    controller.add("a", OrderTarget("f", 0.1, 90.0), 0.0)
+    controller.add("b", TARGET, 0.0)
+    assert controller.classes["f"].target.expected_s == 0.05
+    assert list(controller.classes["f"].pending) == ["a", "b"]
+
+
 def test_a_task_that_does_not_end_counts_as_soon_as_it_is_late() -> None:
     controller = Controller(QosSettings())
     controller.add("a", TARGET, 0.0)

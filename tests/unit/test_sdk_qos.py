@@ -47,12 +47,6 @@ def cloud() -> Iterator[FakeCloud]:
         yield found
 
 
-@pytest.fixture
-def client(cloud: FakeCloud) -> Iterator[Client]:
-    with cloud.client() as found:
-        yield found
-
-
 def row(function_id: str, **changes: Any) -> dict[str, Any]:
     now = time.time()
     numbers = {"tasks": 40, "violations": 4, "cold_starts": 2, "p50_ms": 20, "p99_ms": 1500.0, "queue_p95_ms": 5.5}
@@ -157,6 +151,12 @@ def test_baseline_of_a_decorated_function_is_without_its_target(cloud: FakeCloud
     assert not any(task.memo_key for task in cloud._tasks.values())
     with pytest.raises(InvalidRequest, match="runs"):
         client.qos.baseline(decorated, (1,), runs=0)
+
+
+def test_baseline_of_an_endpoint_that_runs_nothing_ends_after_its_timeout(offline: FakeCloud) -> None:
+    with offline.client() as client, pytest.raises(TimeoutError, match=r"has not ended after 0\.05 s"):
+        client.qos.baseline(resize, (1,), endpoint=offline.endpoint_id, timeout_s=0.05)
+    assert len(offline._tasks) == 1
 
 
 def test_target_that_cannot_be_met_is_warned_of_once(cloud: FakeCloud, client: Client) -> None:

@@ -163,10 +163,11 @@ def test_wrong_arguments_are_type_errors(client: Client) -> None:
 def test_every_public_type_is_known_to_other_checkers_too() -> None:
     """As Pyright counts it: what a user's editor shows."""
     sources = os.pathsep.join(str(REPOSITORY / part) for part in ("common", "sdk"))
-    checker = Path(sys.executable).with_name("basedpyright")
+    scripts = Path(sys.executable).parent
     report = subprocess.run(
-        [checker, "--pythonpath", sys.executable, "--verifytypes", "farcall", "--ignoreexternal", "--outputjson"],
-        env={**os.environ, "PYTHONPATH": sources},
+        [scripts / "basedpyright", "--verifytypes", "farcall", "--ignoreexternal", "--outputjson"],
+        # it looks for other packages with the first Python in PATH, whatever ``--pythonpath`` says
+        env={**os.environ, "PYTHONPATH": sources, "PATH": f"{scripts}:{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         timeout=WAIT_S,
         check=False,

@@ -684,10 +684,9 @@ class AgentCore:
             self._refuse_default()
         if self._graphs.unchecked:
             self._refuse_apart()
-        if queue.waiting or managers.has_environments:
-            self._refuse_unsupported()
         placed = queue.place_latency(managers.loads, depth=max(_LATENCY_DEPTH, self._prefetch.depth), now=now)
         if queue.waiting or managers.has_environments:
+            self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
         placed += queue.place(
             self._policy, managers.loads, depth=self._prefetch.depth, now=now, environments=environments

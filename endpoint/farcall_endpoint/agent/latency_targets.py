@@ -96,9 +96,9 @@ class LatencyTargets:
     def report(self) -> dict[str, Any]:
         """How long functions took and how targets are held, for the cloud; empty before any task has ended. It changes
         every few seconds at most."""
-        now, classes = self.now, self._classes() if self._by_manager else {}
-        if now >= self._reported_at + (_REPORT_S if classes else _CALM_REPORT_S):
-            self._reported_at = now
+        now = self.now
+        if now >= self._reported_at + (_REPORT_S if self._has_classes() else _CALM_REPORT_S):
+            classes, self._reported_at = self._classes(), now
             self.latencies.weighed(classes, now)
             functions = self.latencies.report(classes, now)
             self._report = {**self._about(), "functions": functions} if functions else {}
@@ -114,6 +114,9 @@ class LatencyTargets:
         return {**found, "latency_classes": len(classes), **({"latency_needs": "; ".join(missed)} if missed else {})}
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _has_classes(self) -> bool:
+        return any(status.classes for status in self._by_manager.values())
 
     def _about(self) -> dict[str, Any]:
         statuses = self._by_manager.values()

@@ -318,6 +318,8 @@ class TaskQueue:
         """
         placed: Placed = []
         waiting = self._latency
+        if not managers:  # none takes tasks now
+            return placed
         if not any(manager.latency_slots for manager in managers):
             for task in reversed(waiting.clear()):
                 if task.stage is Stage.QUEUED:

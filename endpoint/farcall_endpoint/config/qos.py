@@ -60,7 +60,9 @@ class QosConfig(Section, frozen=True, kw_only=True):
     ] = 0.25
     weights: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], _Weight],
-        msgspec.Meta(max_length=1000, description="Weights by the name of a function, for policy: static."),
+        msgspec.Meta(
+            max_length=1000, description="Weights by the name of a function that the owner calls, for policy: static."
+        ),
     ] = msgspec.field(default_factory=dict)
     threshold_ratio: Annotated[
         float,
@@ -71,7 +73,7 @@ class QosConfig(Section, frozen=True, kw_only=True):
     ] = 20
     threshold_steps: Annotated[
         dict[Annotated[str, msgspec.Meta(min_length=1)], Annotated[int, msgspec.Meta(ge=1, le=100_000)]],
-        msgspec.Meta(max_length=1000, description="The same by the name of a function."),
+        msgspec.Meta(max_length=1000, description="The same by the name of a function that the owner calls."),
     ] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -58,9 +58,6 @@ class LatencyTasks:
         self.report_at = math.inf
         self._reported: CpuSharesStatus | None = None
 
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
     def __bool__(self) -> bool:
         """Whether a task waits."""
         return bool(self._waiting)

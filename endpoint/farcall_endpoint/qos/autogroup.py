@@ -90,7 +90,7 @@ class AutogroupShares:
     what is nearest to their ratio to it, down to nice 19, which is a ratio of 68. The weight of a function is divided
     by the number of its processes that compute, as each has a group of its own: so functions have the shares that
     cgroups would give them. Each worker must be in a session of its own; the share of one that is not stays
-    as it is, and ``problem`` says so.
+    as it is, and ``problem`` names the reason.
 
     One change is made in 100 ms: the largest first, the newest weights only. So the changes of many workers take a
     while, and :meth:`tick` continues with them.

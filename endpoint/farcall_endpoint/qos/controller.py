@@ -97,7 +97,8 @@ class Controller:
         """A task has come; False if it is batch work, as there are too many classes or its target cannot be one."""
         name = target.name
         known = self.classes.get(name)
-        if known is None or target.latency_s != known.target.latency_s:  # which another baseline has changed
+        if known is None or (target.latency_s, target.expected_s) != (known.target.latency_s, known.target.expected_s):
+            # a new class, or another baseline
             try:
                 found = self._target(target, submitter)
             except ValueError:
@@ -181,7 +182,7 @@ class Controller:
         """
         interval_s = self._settings.interval_s if self._decided_at is None else now - self._decided_at
         self._decided_at = now
-        self._forget_unused(now, after_s=_FORGET_S)
+        self._forget_unused(now)
         self.due_at = now + self._settings.interval_s if self.classes else math.inf
         latencies = {name: self._latency_s(class_, now, workers) for name, class_ in self.classes.items()}
         if self._policy is None:
@@ -190,7 +191,7 @@ class Controller:
         weights = self._policy.weights(targets, latencies, pressure=pressure, interval_s=interval_s, others=others)
         for name, class_ in self.classes.items():
             class_.weight = weights[name]
-            self._judge(class_, latencies[name], pressure, workers, now)
+            self._find_problem(class_, latencies[name], pressure, workers, now)
         return {**weights, BATCH: DEFAULT_WEIGHT}
 
     def report(self) -> tuple[WeightOfClass, ...]:
@@ -246,7 +247,9 @@ class Controller:
                 histogram.add(expected_s)
         return histogram.quantile(class_.target.percentile / 100)
 
-    def _judge(self, class_: LatencyClass, latency_s: float | None, pressure: float, workers: int, now: float) -> None:
+    def _find_problem(
+        self, class_: LatencyClass, latency_s: float | None, pressure: float, workers: int, now: float
+    ) -> None:
         """Find out whether a target cannot be held as things are, and what it needs."""
         if latency_s is None and now - class_.used_at < _KEPT_S:
             return
@@ -275,7 +278,7 @@ class Controller:
         share = self._settings.batch_share
         return min(class_.target.max_weight, DEFAULT_WEIGHT * (1 - share) / share)
 
-    def _forget_unused(self, now: float, *, after_s: float) -> None:
+    def _forget_unused(self, now: float) -> None:
         for name, class_ in list(self.classes.items()):
-            if not class_.pending and now - class_.used_at >= after_s:
+            if not class_.pending and now - class_.used_at >= _FORGET_S:
                 del self.classes[name]

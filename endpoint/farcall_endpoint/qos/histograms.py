@@ -44,8 +44,11 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Count what another one has counted."""
-        both = map(operator.add, self._buckets, other._buckets)
-        self._buckets = array.array("I", [min(each, _MOST_COUNT) for each in both])
+        try:
+            self._buckets = array.array("I", map(operator.add, self._buckets, other._buckets))
+        except OverflowError:
+            both = map(operator.add, self._buckets, other._buckets)
+            self._buckets = array.array("I", [min(each, _MOST_COUNT) for each in both])
         self.count += other.count
 
     def quantile(self, part: float) -> float | None:

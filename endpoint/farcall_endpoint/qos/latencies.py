@@ -1,8 +1,8 @@
 """Latencies of the functions of an endpoint over the last minutes: the metric processor of the QoS paper (section 3).
 
 A task waits at the endpoint, perhaps for the start of a worker, then its function runs. All three are counted in
-histograms, by function, submitter and size of the input. Of a function with many tasks a second, the first ones are
-counted, and one in so many of the others, for all of these.
+histograms, by function, submitter, target and size of the input. Of a function with many tasks a second, the first
+ones are counted, and one in so many of the others, for all of these.
 """
 
 from __future__ import annotations
@@ -199,10 +199,10 @@ class Latencies:
         return [(name, groups[name]) for name in most]
 
     def _row(self, functions: Sequence[_Function], now: float) -> dict[str, Any]:
-        total = _merged([each.total for each in functions], now)
-        row: dict[str, Any] = {"function": functions[0].name, "tasks": total.count}
-        for kind in ("wait", "run", "total"):
-            histogram = _merged([getattr(each, kind) for each in functions], now)
+        kinds = ("wait", "run", "total")
+        found = {kind: _merged([getattr(each, kind) for each in functions], now) for kind in kinds}
+        row: dict[str, Any] = {"function": functions[0].name, "tasks": found["total"].count}
+        for kind, histogram in found.items():
             for part in _QUANTILES:
                 row[f"{kind}_p{round(100 * part)}_ms"] = _ms(histogram, part)
         if (target := functions[-1].target) is not None:

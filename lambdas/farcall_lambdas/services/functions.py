@@ -274,15 +274,10 @@ def _metadata(
         MEMOIZE: memoize,
         SIGNATURE: signature,
         ENVIRONMENT: None if environment is None else environment.to_json(),
-        TARGET: _target_json(target) if target is not None and target.has_target else None,
+        TARGET: target.to_json() if target is not None and target.has_target else None,
     }
     kept = {key: value for key, value in given.items() if key not in (SIGNATURE, ENVIRONMENT, TARGET)}
     return kept | {key: value for key, value in own.items() if value}
-
-
-def _target_json(target: QoS) -> Mapping[str, float]:
-    given = {"target_ms": target.target_ms, "max_slowdown": target.max_slowdown, "percentile": target.percentile}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _target(given: QosShape | None) -> QoS | None:

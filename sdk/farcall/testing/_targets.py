@@ -90,8 +90,7 @@ def kept_target(body: Mapping[str, Any]) -> Json:
         qos = read_target((body.get("former") or {}).get(TARGET))
     if qos is None or not qos.has_target:
         return {}
-    values = {"target_ms": qos.target_ms, "max_slowdown": qos.max_slowdown, "percentile": qos.percentile}
-    return {TARGET: {name: value for name, value in values.items() if value is not None}}
+    return {TARGET: qos.to_json()}
 
 
 def shown_target(qos: QoS | None) -> Json:

@@ -83,8 +83,10 @@ class EndpointProcess:
         return []
 
     def managers(self) -> list[psutil.Process]:
-        """The live managers."""
-        return [process for process in self.family() if _runs(process, "farcall_endpoint.manager")]
+        """The live managers, without what these have forked a moment ago."""
+        found = [process for process in self.family() if _runs(process, "farcall_endpoint.manager")]
+        pids = {process.pid for process in found}
+        return [process for process in found if _parent(process) not in pids]
 
     def workers(self) -> list[psutil.Process]:
         """The live workers."""
@@ -110,6 +112,12 @@ def _runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.Error):
         return any(part.endswith(module) for part in process.cmdline())
     return False
+
+
+def _parent(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return process.ppid()
+    return 0
 
 
 @contextlib.contextmanager
