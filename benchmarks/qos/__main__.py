@@ -1,8 +1,9 @@
-"""Latency targets: ``python -m benchmarks.qos [--quick] [--repetitions N]``: all policies in turn, table and picture.
+"""Latency targets: ``python -m benchmarks.qos [--quick] [--repetitions N] [--continue]``: policies, table, picture.
 
 The five experiments of the QoS paper, scaled to two cores, on the engine of an endpoint. All policies of a repetition
 have the same arrivals, and an order that is drawn at random; the oracle is the best of the static weights that are
-tried before. Then what the controller costs, and how soon it reacts.
+tried before. Then what the controller costs, and how soon it reacts. With ``--continue`` it adds what an earlier run
+that was stopped, or had fewer repetitions, has not measured.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Form:
     bursts: int
 
 
-_QUICK: Final = Form(Timing(1.5, 10.0, 2), Timing(0.5, 3.0, 1), QUICK_WEIGHTS, 1, 1, 4.0, 5_000, 1)
-_FULL: Final = Form(Timing(3.0, 15.0, 5), Timing(2.0, 15.0, 5), WEIGHTS, 10, 10, 10.0, 20_000, 10)
+QUICK: Final = Form(Timing(1.5, 10.0, 2), Timing(0.5, 3.0, 1), QUICK_WEIGHTS, 1, 1, 4.0, 5_000, 1)
+FULL: Final = Form(Timing(3.0, 15.0, 5), Timing(2.0, 15.0, 5), WEIGHTS, 10, 10, 10.0, 20_000, 10)
 
 
 class Measurement:
@@ -123,12 +124,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one repetition, in ten minutes")
     parser.add_argument("--repetitions", type=int, help="of all experiments")
     parser.add_argument("--only", nargs="*", choices=[each.name for each in EXPERIMENTS], help="these experiments")
+    parser.add_argument("--continue", dest="former", action="store_true", help="add to what the output has already")
     options = parse_options(parser, "qos.json")
-    form = _QUICK if options.quick else _FULL
+    form = QUICK if options.quick else FULL
     if options.repetitions is not None:
         form = dataclasses.replace(form, repetitions=options.repetitions)
     names = [each.name for each in EXPERIMENTS] if options.only is None else options.only
-    _measure(form, [each for each in EXPERIMENTS if each.name in names], options.output)
+    experiments = [each for each in EXPERIMENTS if each.name in names]
+    report = begun(form, experiments, json.loads(options.output.read_text()) if options.former else None)
+    _measure(form, experiments, report, options.output)
 
 
 def _stored(run: Mapping[str, Any], *, has_weights: bool) -> dict[str, Any]:
@@ -136,9 +140,12 @@ def _stored(run: Mapping[str, Any], *, has_weights: bool) -> dict[str, Any]:
     return {name: value for name, value in run.items() if has_weights or name != "weights"}
 
 
-def _measure(form: Form, experiments: Sequence[Experiment], output: Path) -> None:
-    measurement = Measurement(form)
-    report: Report = new_report(
+def begun(form: Form, experiments: Sequence[Experiment], former: Report | None) -> Report:
+    """A report without any measurement, or an earlier one.
+
+    :raises SystemExit: if that has another form, or other experiments.
+    """
+    report = new_report(
         repetitions=form.repetitions,
         measured_s=form.timing.measured_s,
         oracles={},
@@ -146,15 +153,24 @@ def _measure(form: Form, experiments: Sequence[Experiment], output: Path) -> Non
         controller=[],
         reaction={},
     )
+    if former is None:
+        return report
+    if (former["measured_s"], former["experiments"].keys()) != (report["measured_s"], report["experiments"].keys()):
+        raise SystemExit("the output has another form, or other experiments")
+    return {**former, "repetitions": form.repetitions}
+
+
+def _measure(form: Form, experiments: Sequence[Experiment], report: Report, output: Path) -> None:
+    measurement = Measurement(form)
     targets_ms = measurement.targets_ms(CPU_MS)
     for each in experiments:
         if each.load not in report["oracles"]:
             report["oracles"][each.load] = measurement.oracle(each, targets_ms)
-    for number in range(form.repetitions):
+    for number in range(len(report["experiments"][experiments[0].name]), form.repetitions):
         for name, runs in measurement.repetition(number, experiments, report["oracles"]).items():
             report["experiments"][name].append(runs)
         output.write_text(json.dumps(report, indent=1) + "\n")  # two hours of runs are not lost with the last one
-    for number in range(form.controls):
+    for number in range(len(report["controller"]), form.controls):
         report["controller"].append(parts.controller(number, paced_s=form.paced_s, noops=form.noops))
         measurement.say("controller")
     report["reaction"] = parts.reaction(

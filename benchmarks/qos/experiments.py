@@ -24,7 +24,7 @@ WEIGHTS: Final = (100, 200, 400, 800, 1600)
 QUICK_WEIGHTS: Final = (100, 400, 1600)
 """Of the sweep for the oracle."""
 THRESHOLD_DELTAS: Final = (5, 20, 100)
-NONE, PI, ORACLE, RESERVED = "none", "pi", "oracle", "reserved"
+NONE, PI, SHORT_FIRST, ORACLE, RESERVED = "none", "pi", "short-first", "oracle", "reserved"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,11 @@ def arms(experiment: Experiment, oracle: Mapping[str, float]) -> list[Arm]:
     for delta in THRESHOLD_DELTAS:
         own = tuple(pair for pair in experiment.deltas if pair[1] != delta)
         found.append(Arm(threshold_name(delta), "threshold", delta=delta, deltas=own))
-    found += [Arm(PI, "pi"), Arm(ORACLE, "static", weights=tuple(sorted(oracle.items())))]
+    found += [
+        Arm(PI, "pi"),
+        Arm(SHORT_FIRST, "short-first"),
+        Arm(ORACLE, "static", weights=tuple(sorted(oracle.items()))),
+    ]
     if experiment.has_batch:
         found.append(Arm(RESERVED, is_reserved=True))
     return found

@@ -284,7 +284,7 @@ class Lab:
     def load(
         self, name: str, endpoints: Sequence[LocalEndpoint], *, programs: int = 1, user: str = "ada", api_url: str = "",
         once: int = 1, once_of: int = 2, task_s: float = 0.005, result_bytes: int = 0, busy: bool = False,
-        directory: Path | None = None,
+        target_ms: float = 0.0, directory: Path | None = None,
     ) -> Load:  # fmt: skip
         """Programs of a user that submit to these endpoints; their counts are in ``directory``, or in the lab's."""
         directory = (directory or self.directory) / name
@@ -297,6 +297,7 @@ class Lab:
             orders = Orders(
                 own, [endpoint.endpoint_id for endpoint in endpoints], str(directory / f"{own}.starts"),
                 str(directory / f"{own}.ends"), once, once_of, task_s, result_bytes, busy, self.scale.within_s,
+                target_ms,
             )  # fmt: skip
             users.append((orders, self.environment(user, api_url=api_url)))
         return Load(self, directory, users)

@@ -48,7 +48,10 @@ def under_load(load: Load, result: PhaseResult, tasks: int, faults: Sequence[Fau
 def kills(lab: Lab, result: PhaseResult) -> None:
     """kill -9 of each kind of process, one at a time, and wipes of Valkey."""
     result.kills_agent = True
-    with lab.endpoint("kills") as endpoint, lab.load("kills", [endpoint], programs=2, busy=True) as load:
+    with (
+        lab.endpoint("kills") as endpoint,
+        lab.load("kills", [endpoint], programs=2, busy=True, target_ms=1000) as load,
+    ):
 
         def part(name: str) -> Fault:
             return lambda: _restarted(lab, name)
@@ -76,7 +79,7 @@ def _restarted(lab: Lab, name: str) -> None:
 
 def hangs(lab: Lab, result: PhaseResult) -> None:
     """SIGSTOP, and SIGCONT some time later, of each kind of process."""
-    with lab.endpoint("hangs") as endpoint, lab.load("hangs", [endpoint]) as load:
+    with lab.endpoint("hangs") as endpoint, lab.load("hangs", [endpoint], target_ms=1000) as load:
 
         def hang(role: str) -> Fault:
             def fault() -> None:
@@ -282,7 +285,7 @@ def flood(lab: Lab, result: PhaseResult) -> None:
 
 def soak(lab: Lab, result: PhaseResult) -> None:
     """A steady stream of tasks without faults: memory and descriptors of each role, after a warm-up."""
-    with lab.endpoint("soak") as endpoint, lab.load("soak", [endpoint], task_s=0.0) as load:
+    with lab.endpoint("soak") as endpoint, lab.load("soak", [endpoint], task_s=0.0, target_ms=1000) as load:
         samples = []
         share = max(1, lab.scale.tasks // 40)
         for number in range(1, 41):

@@ -21,7 +21,8 @@ class Orders(NamedTuple):
     """What a submitter does.
 
     ``once_of``: of so many tasks, the last ``once`` may be started once only. ``busy``: the main thread keeps the
-    interpreter lock most of the time, as one long C call after the other does.
+    interpreter lock most of the time, as one long C call after the other does. ``target_ms``: the latency target of
+    those that may be started once only; 0: they have none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Orders(NamedTuple):
     result_bytes: int = 0
     busy: bool = False
     within_s: float = 300.0
+    target_ms: float = 0.0
 
 
 def work(starts: str, key: str, task_s: float, result_bytes: int) -> bytes:
@@ -56,7 +58,11 @@ class Submitter:
         self._client = farcall.Client()
         self._executors = {
             (endpoint_id, once): farcall.Executor(
-                endpoint_id, client=self._client, idempotent=not once, max_attempts=1 if once else 50
+                endpoint_id,
+                client=self._client,
+                idempotent=not once,
+                max_attempts=1 if once else 50,
+                qos=farcall.QoS(target_ms=orders.target_ms) if once and orders.target_ms else None,
             )
             for endpoint_id in orders.endpoint_ids
             for once in (False, True)

@@ -21,6 +21,7 @@ _TIMING: Final = Timing(warm_up_s=0.2, measured_s=1.0, baseline_calls=1)
     [
         Arm(NONE),
         Arm("threshold", "threshold", delta=20),
+        Arm("short-first", "short-first"),
         pytest.param(
             Arm(RESERVED, is_reserved=True),
             marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores"),

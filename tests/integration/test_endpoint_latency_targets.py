@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -217,6 +217,45 @@ def test_weights_are_set_and_no_group_is_left_of_a_manager(tmp_path: Path) -> No
             released.touch()
         assert {batch.result(timeout=60), late.result(timeout=60)}
     wait_until(lambda: not directories())
+
+
+def compute(until_s: float) -> int:
+    while time.process_time() < until_s:
+        pass
+    return os.getpid()
+
+
+@pytest.fixture
+def one_cpu() -> Iterator[None]:
+    """What is started from here on may use one CPU of this machine."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_cpu")
+def test_neighbours_of_an_endpoint_keep_their_share_however_late_its_calls_are() -> None:
+    neighbours = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(3)]
+
+    def used_s(pids: Iterable[int]) -> float:
+        return sum(psutil.Process(each).cpu_times().user for each in pids)
+
+    try:
+        with Engine(max_workers=1, qos_settings=QosSettings(latency_workers=1, interval_s=0.05)) as engine:
+            late = engine.options(qos=QoS(target_ms=1))
+            [worker] = {late.submit(compute, 0.0).result(timeout=120) for _ in range(10)}
+            endless = late.submit(compute, 1e9)
+            wait_until(lambda: used_s([worker]) > 0.5)
+            before_s = used_s([worker]), used_s(each.pid for each in neighbours)
+            wait_until(lambda: used_s(each.pid for each in neighbours) > before_s[1] + 2)
+            ours_s, theirs_s = used_s([worker]) - before_s[0], used_s(each.pid for each in neighbours) - before_s[1]
+            endless.cancel()
+    finally:
+        for each in neighbours:
+            each.kill()
+            each.wait()
+    assert 1 / 6 < ours_s / theirs_s < 2 / 3, "one process beside three"
 
 
 AUTOGROUPS = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.qos import figures, functions
+from benchmarks.qos.__main__ import FULL, QUICK, begun
 from benchmarks.qos.arrivals import MOST_AT_ONCE, Arrival, arrivals, bursts, poisson
 from benchmarks.qos.experiments import EXPERIMENTS, NONE, ORACLE, PI, RESERVED, Experiment, arms, sweep
 from benchmarks.qos.measuring import LATENCY_WORKERS, Call, settings_of, weights_over_time
@@ -63,6 +65,7 @@ def test_settings_are_those_of_the_policy() -> None:
         "threshold, delta 20": "threshold",
         "threshold, delta 100": "threshold",
         "pi": "pi",
+        "short-first": "short-first",
         "oracle": "static",
         "reserved": "none",
     }
@@ -166,6 +169,15 @@ def report(**violations: int) -> dict[str, Any]:
         "controller": [{NONE: noops, PI: noops | {"manager_percent": 4.5}}],
         "reaction": {policy: {"reactions_s": [1.0, 2.5, 1.5]} for policy in (NONE, PI)},
     }
+
+
+def test_an_earlier_measurement_is_continued_if_it_is_of_the_same_form() -> None:
+    former = begun(QUICK, [FIRST], None) | {"measured_at": "before", "oracles": {"1": {"resize": 400}}}
+    found = begun(dataclasses.replace(QUICK, repetitions=7), [FIRST], former)
+    assert (found["measured_at"], found["oracles"], found["repetitions"]) == ("before", {"1": {"resize": 400}}, 7)
+    for form, experiments in ((FULL, [FIRST]), (QUICK, [FIRST, THIRD])):
+        with pytest.raises(SystemExit, match="another form"):
+            begun(form, experiments, former)
 
 
 def test_goals_are_beside_the_figures() -> None:

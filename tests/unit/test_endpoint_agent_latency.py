@@ -50,6 +50,19 @@ def test_only_so_many_wait_at_a_manager_and_the_less_busy_one_comes_first() -> N
     finish(core, "first", manager="n")
 
 
+def test_a_class_moves_to_a_node_that_can_hold_its_target() -> None:
+    core = core_of(latency_slots=9)
+    register(core, "n", 2)
+    [task] = send(core, spec("first", qos=TARGET)).orders["m"]
+    assert task.target is not None
+    late = WeightOfClass(task.target.name, 2000.0, NEEDS_CPU)
+    core.progress("m", Progress(workers=1, cpu_shares=CpuSharesStatus((late,))))
+    assert list(send(core, spec("second", qos=TARGET)).orders) == ["n"]
+    assert list(send(core, spec("other", qos=QoS(target_ms=900))).orders) == ["m"], "it has most free workers"
+    core.progress("m", Progress(workers=1, cpu_shares=CpuSharesStatus((WeightOfClass(task.target.name, 2000.0, ""),))))
+    assert list(send(core, spec("third", qos=TARGET)).orders) == ["m"]
+
+
 def test_where_no_manager_has_workers_for_them_they_come_first_in_the_queue() -> None:
     core = core_of(latency_slots=0)
     send(core, spec("a"), spec("b"))

@@ -88,6 +88,21 @@ def test_what_must_end_first_comes_first() -> None:
     assert [rig.done(1) for _ in range(3)] == ["late", "first", "second"]
 
 
+def test_the_shortest_comes_first_on_as_many_processors_as_there_are() -> None:
+    rig = rig_of(latency_workers=4, qos=QosSettings(policy="short-first"))
+    rig.jobs("batch")
+    short, long = OrderTarget("short", 9.0, 95.0, expected_s=0.1), OrderTarget("long", 0.1, 95.0, expected_s=1.0)
+    rig.handle(CpusMeasured(processors=1))
+    receive(rig, job("long-1", long), job("long-2", long), job("short-1", short), job("short-2", short))
+    rig.handle(*(ready(worker_id) for worker_id in rig.workers if worker_id))
+    running = ahead(rig)
+    del running[0]
+    assert list(running.values()) == [["short-1"]]
+    [worker_id] = running
+    rig.done(worker_id)
+    assert [each for names in ahead(rig).values() for each in names if each != "batch"] == ["short-2"]
+
+
 def test_the_submitter_with_the_fewest_workers_gets_the_next_one() -> None:
     rig = rig_of(latency_workers=2)
     rig.jobs("batch")

@@ -76,6 +76,33 @@ def test_other_policies(policy: Any, weight: float) -> None:
     assert run(Controller(QosSettings(policy=policy)), 0.3) == pytest.approx(weight)
 
 
+def test_short_first_orders_by_length_and_by_age() -> None:
+    controller = Controller(QosSettings(policy="short-first"))
+    short, long = OrderTarget("short", 9.0, 95.0, expected_s=0.1), OrderTarget("long", 0.2, 95.0, expected_s=1.0)
+    controller.add("long", long, 0.0)
+    controller.add("soon", short, 8.0)
+    controller.add("later", short, 10.0)
+    assert sorted(["long", "soon", "later"], key=controller.urgency) == ["soon", "long", "later"]
+    controller.ended("soon", 8.5, 0.5)
+    assert controller.urgency("later") == pytest.approx(15.0), "what was measured counts"
+
+
+def test_short_first_runs_one_task_for_each_processor() -> None:
+    controller = Controller(QosSettings(policy="short-first"))
+    for name in ("f", "g"):
+        controller.add(name, OrderTarget(name, 1.0, 95.0), 0.0)
+    assert controller.places("f", {}, 8, is_urgent=False) == 8, "the number of processors is not known yet"
+    controller.measured({}, {}, 2)
+    assert controller.places("f", {}, 8, is_urgent=False) == 2
+    assert controller.places("f", {"g": 1}, 8, is_urgent=False) == 1
+    assert controller.places("f", {"g": 2}, 8, is_urgent=False) == 0
+    assert controller.places("f", {"g": 2}, 8, is_urgent=True) == 1, "one that must start now"
+    assert controller.places("f", {"g": 2, "f": 1}, 8, is_urgent=True) <= 0
+    for _ in range(50):  # tasks that mostly wait for something else
+        controller.measured({"f": 0.5}, {"f": 2}, 2)
+    assert controller.places("f", {"f": 2}, 8, is_urgent=False) == 6
+
+
 def test_the_policy_none_sets_nothing() -> None:
     controller = Controller(QosSettings(policy="none"))
     controller.add("a", TARGET, 0.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.qos.policies import Policy, ProportionalIntegral, Static, Target, Threshold
+from farcall_endpoint.qos.policies import Policy, ProportionalIntegral, ShortFirst, Static, Target, Threshold
 from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 from tests.support.shared_cpus import Ended, Load, run, shares
 
@@ -44,6 +44,15 @@ def test_least_weights_are_kept_where_functions_without_a_target_would_need_more
     targets = {str(number): Target(0.1) for number in range(40)}
     weights = ProportionalIntegral(batch_share=0.1).weights(targets, dict.fromkeys(targets, 1.0), **CALM)
     assert list(weights.values()) == pytest.approx([DEFAULT_WEIGHT] * 40)
+
+
+def test_short_first_gives_all_their_largest_weights_beside_the_share_of_batch_work() -> None:
+    targets = {"f": Target(0.1), "g": Target(5.0, max_weight=200)}
+    policy = ShortFirst(batch_share=0.1)
+    assert policy.weights(targets, {}, pressure=0.5, interval_s=0.25, others=0) == {"f": 2000, "g": 200}
+    beside = policy.weights(targets, {}, pressure=0.5, interval_s=0.25, others=1)
+    assert sum(beside.values()) == pytest.approx(900)
+    assert beside["f"] > beside["g"] >= DEFAULT_WEIGHT
 
 
 @given(st.none() | st.sampled_from([math.nan, math.inf, -1.0, 0.0]))

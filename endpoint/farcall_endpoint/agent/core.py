@@ -635,7 +635,7 @@ class AgentCore:
                 else:
                     held.ran(task, result, now)
         if progress.cpu_shares is not None:
-            self._managers.note_pressure(manager_id, progress.cpu_shares.pressure)
+            self._managers.note_cpus(manager_id, progress.cpu_shares)
             self._qos.weighed(manager_id, progress.cpu_shares)
         self._observe(progress.finished)
         for key, durations_s in durations.items():

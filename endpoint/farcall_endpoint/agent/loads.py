@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment
@@ -80,7 +80,8 @@ class ManagerLoad:
     ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``. ``contents``: of files,
     which its node has, or gets for tasks that are here; each with the number of reasons. ``latency_slots``: workers for
     tasks with a target, beyond ``slots``, and ``latency_free``: those without a task; below 0 by as many as wait there.
-    ``pressure``: the part of the time in which some process of the node waits for a CPU.
+    ``pressure``: the part of the time in which some process of the node waits for a CPU. ``late``: the latency classes
+    whose targets its node cannot hold.
     """
 
     manager_id: str
@@ -96,6 +97,7 @@ class ManagerLoad:
     latency_slots: int = 0
     latency_free: int = 0
     pressure: float = 0.0
+    late: Collection[str] = ()
 
     def room(self, depth: int) -> int:
         """What it takes, if so many tasks may wait behind each running one."""
@@ -252,8 +254,9 @@ def place_each(
 
 
 def place_latency(task: Task, managers: Iterable[ManagerLoad], depth: int, now: float) -> ManagerLoad | None:
-    """The manager for a task with a target: the one with most free workers for such tasks, then the one whose CPUs are
-    less busy; None if there is none now.
+    """The manager for a task with a target: one whose node holds the target of its class, with most free workers for
+    such tasks, then the one whose CPUs are less busy; None if there is none now. So a class moves away from a node with
+    busy neighbours as far as there is room elsewhere.
 
     :param depth: tasks that may wait there for each of these workers.
     """
@@ -263,7 +266,8 @@ def place_latency(task: Task, managers: Iterable[ManagerLoad], depth: int, now: 
         for manager in managers
         if manager.latency_free + manager.latency_slots * behind > 0 and manager.takes(task, now=now)
     ]
-    best = max(candidates, key=lambda each: (each.latency_free, -each.pressure), default=None)
+    name = "" if task.target is None else task.target.name
+    best = max(candidates, key=lambda each: (name not in each.late, each.latency_free, -each.pressure), default=None)
     if best is not None:
         best.latency_free -= 1
         if task.contents:

@@ -19,7 +19,7 @@ from farcall_endpoint.agent.loads import (
 )
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.protocol import EnvironmentStatus
+from farcall_endpoint.protocol import CpuSharesStatus, EnvironmentStatus
 
 _NO_NODE: Final[Mapping[str, str]] = {}
 _MOST_PASSED_OVER: Final = 50
@@ -149,10 +149,11 @@ class Managers:
         else:
             self._problems.pop(manager_id, None)
 
-    def note_pressure(self, manager_id: str, pressure: float) -> None:
-        """How busy the CPUs of a node are."""
+    def note_cpus(self, manager_id: str, status: CpuSharesStatus) -> None:
+        """How busy the CPUs of a node are, and which latency classes suffer from it."""
         if (member := self._members.get(manager_id)) is not None:
-            member.load.pressure = pressure
+            member.load.pressure = status.pressure
+            member.load.late = {each.name for each in status.classes if each.problem}
 
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""

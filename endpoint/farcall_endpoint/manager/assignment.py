@@ -314,7 +314,7 @@ class Assignment:
     def _share_latency(self, now: float) -> None:
         for pair in self._latency.pairs():
             workers = [each for each in self._workers.values() if each.pair == pair and each.accepts_tasks]
-            depth, places = self._latency.depth(pair, self._prefetch.limit), self._latency.places(pair)
+            depth, places = self._latency.depth(pair, self._prefetch.limit), self._latency.places(pair, now)
             idle = [each for each in workers if not each.jobs]
             busy = sorted((each for each in workers if 0 < len(each.jobs) <= depth), key=lambda each: len(each.jobs))
             self._share(pair, [*idle[: max(0, places)], *busy], now, depth=depth)

@@ -158,13 +158,17 @@ class LatencyTasks:
 
     def pairs(self) -> list[Pair]:
         """The classes with waiting tasks: that of the submitter with the fewest workers first, then the one whose task
-        must end first."""
+        is the most urgent."""
         if len(self._waiting) <= 1:
             return list(self._waiting)
         have = collections.Counter(worker.pair.submitter for worker in self._own())
         with_worker = {worker.pair for worker in self._own()}
+        urgency = {
+            pair: self.controller.urgency(entries[0][2].order.task_id) for pair, entries in self._waiting.items()
+        }
         return sorted(
-            self._waiting, key=lambda pair: (have[pair.submitter], pair in with_worker, self._waiting[pair][0][:2])
+            self._waiting,
+            key=lambda pair: (have[pair.submitter], pair in with_worker, urgency[pair], self._waiting[pair][0][1]),
         )
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -195,9 +199,11 @@ class LatencyTasks:
                 return pair
         return None
 
-    def places(self, pair: Pair) -> int:
+    def places(self, pair: Pair, now: float) -> int:
         """How many more tasks of a class may run now."""
-        return self.controller.most_running(pair.target, self._most_workers) - self._running()[pair.target]
+        run_s = self.controller.run_s(pair.target) or 0.0
+        is_urgent = any(now + run_s >= due for due, _, _ in self._waiting.get(pair, ())[:1])
+        return self.controller.places(pair.target, self._running(), self._most_workers, is_urgent=is_urgent)
 
     def unused(self) -> Worker | None:
         """The idle worker that makes room for one of a class whose tasks wait; None if none has to."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from farcall_endpoint.protocol import OrderTarget, WeightOfClass
 from farcall_endpoint.qos.histograms import WindowedHistogram
-from farcall_endpoint.qos.policies import Gains, Policy, ProportionalIntegral, Static, Target, Threshold
+from farcall_endpoint.qos.policies import Gains, Policy, ProportionalIntegral, ShortFirst, Static, Target, Threshold
 from farcall_endpoint.qos.settings import PolicyName, QosSettings
 from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
@@ -40,6 +40,8 @@ _HANGS_S: Final = 30.0
 """A task that is late by so many times its target, and for so long, hangs: no CPU would help it."""
 _NEW: Final = 0.2
 """Weight of the newest task in the mean of run times."""
+_AGEING: Final = 10.0
+"""With ``short-first`` a task waits for this multiple of how much longer it runs than another one, which came later."""
 
 NEEDS_WORKERS: Final = "workers"
 NEEDS_CPU: Final = "cpu"
@@ -71,6 +73,7 @@ class LatencyClass:
 _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = {
     "pi": lambda settings: ProportionalIntegral(batch_share=settings.batch_share),
     "threshold": lambda settings: Threshold(ratio=settings.ratio, delta=settings.delta),
+    "short-first": lambda settings: ShortFirst(batch_share=settings.batch_share),
     "static": lambda _: Static(),
     "none": lambda _: None,
 }
@@ -152,6 +155,15 @@ class Controller:
             if now - arrived_at > class_.target.latency_s:
                 class_.window.add(now - arrived_at, now)
 
+    def urgency(self, task_id: str) -> float:
+        """In which order tasks of different classes come, the smallest first: by when they should have ended. With
+        ``short-first``, by how long they run; one that waits gets ahead of shorter ones in the end."""
+        if self._settings.policy != "short-first":
+            return self.due_time(task_id)
+        known = self.classes[self._class_of[task_id]]
+        run_s = (known.target.expected_s or 0.0) if known.run_s is None else known.run_s
+        return known.pending[task_id] + _AGEING * run_s
+
     def run_s(self, name: str) -> float | None:
         """How long a task of a class runs; None if it is not known."""
         known = self.classes.get(name)
@@ -172,6 +184,21 @@ class Controller:
         if class_ is None or not self._processors or class_.threads < _LEAST_THREADS:
             return most
         return max(1, round(min(most, self._processors * class_.running / class_.threads)))
+
+    def places(self, name: str, running: Mapping[str, int], most: int, *, is_urgent: bool) -> int:
+        """How many more tasks of a class may run now, where so many of each run, and so many workers may.
+
+        With ``short-first``, all classes together compute on as many processors as there are. But no task is
+        interrupted, and one may run for ever: so a class of which none runs has one place when a task must start now.
+
+        :param is_urgent: whether its first waiting task is late if it does not start now.
+        """
+        own = self.most_running(name, most) - running.get(name, 0)
+        if self._settings.policy != "short-first" or not self._processors:
+            return own
+        computing = sum(self._threads(each) * running.get(each, 0) for each in self.classes)
+        left = round((self._processors - computing) / max(self._threads(name), _LEAST_THREADS))
+        return min(own, max(left, int(is_urgent and not running.get(name, 0))))
 
     def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
         """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are
@@ -201,6 +228,11 @@ class Controller:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _threads(self, name: str) -> float:
+        """How many threads of a task of a class compute: 1 while it is not known."""
+        class_ = self.classes.get(name)
+        return 1.0 if class_ is None or class_.running == 0 else class_.threads / class_.running
 
     def _make_room(self, submitter: str) -> bool:
         """Whether there may be one more class of a submitter, when the one that was not used for longest is gone."""

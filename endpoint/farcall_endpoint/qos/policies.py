@@ -95,6 +95,33 @@ class Static:
         return {name: DEFAULT_WEIGHT if each.weight is None else each.weight for name, each in targets.items()}
 
 
+class ShortFirst:
+    """All functions have their largest weights: no more tasks run than there are processors, so that they rarely share
+    one. It is the order that counts (:meth:`~farcall_endpoint.qos.controller.Controller.urgency`).
+
+    :param batch_share: see :class:`ProportionalIntegral`.
+    """
+
+    def __init__(self, *, batch_share: float = 0.05) -> None:
+        self._batch_share = batch_share
+
+    def on_task_ended(self, function: str, target: Target, latency_s: float) -> None:
+        """See :class:`Policy`."""
+
+    def weights(
+        self,
+        targets: Mapping[str, Target],
+        latencies: Mapping[str, float | None],  # noqa: ARG002
+        *,
+        pressure: float,  # noqa: ARG002
+        interval_s: float,  # noqa: ARG002
+        others: int,
+    ) -> Mapping[str, float]:
+        """See :class:`Policy`."""
+        most = {name: each.max_weight for name, each in targets.items()}
+        return _within_share(most, targets, others, batch_share=self._batch_share)
+
+
 class Threshold:
     """The policy of the QoS paper (section 3.2): each task that ends moves the shares of its function by a step.
 
@@ -205,7 +232,7 @@ class ProportionalIntegral:
             del self._logs[gone], self._integrals[gone]
         if not others:
             self._lower(targets)
-        return self._within_share(self._in_ratio(targets), targets, others)
+        return _within_share(self._in_ratio(targets), targets, others, batch_share=self._batch_share)
 
     def _lower(self, targets: Mapping[str, Target]) -> None:
         """Let all weights go down by the same factor, until one of them is at its least."""
@@ -249,16 +276,19 @@ class ProportionalIntegral:
         self._integrals[function] = integral
         self._logs[function] = min(max(log, least), most)
 
-    def _within_share(self, weights: dict[str, float], targets: Mapping[str, Target], others: int) -> dict[str, float]:
-        """The weights, without so much of what is above the least ones that functions without a target lose theirs."""
-        most = DEFAULT_WEIGHT * others * (1 - self._batch_share) / self._batch_share
-        least = {function: min(targets[function].min_weight, weight) for function, weight in weights.items()}
-        excess = sum(weights.values()) - most
-        if others <= 0 or excess <= 0:
-            return weights
-        above = sum(weights.values()) - sum(least.values())
-        kept = max(0.0, 1.0 - excess / above) if above > 0 else 1.0
-        return {function: least[function] + (weight - least[function]) * kept for function, weight in weights.items()}
+
+def _within_share(
+    weights: Mapping[str, float], targets: Mapping[str, Target], others: int, *, batch_share: float
+) -> Mapping[str, float]:
+    """The weights, without so much of what is above the least ones that functions without a target lose their share."""
+    most = DEFAULT_WEIGHT * others * (1 - batch_share) / batch_share
+    least = {function: min(targets[function].min_weight, weight) for function, weight in weights.items()}
+    excess = sum(weights.values()) - most
+    if others <= 0 or excess <= 0:
+        return weights
+    above = sum(weights.values()) - sum(least.values())
+    kept = max(0.0, 1.0 - excess / above) if above > 0 else 1.0
+    return {function: least[function] + (weight - least[function]) * kept for function, weight in weights.items()}
 
 
 def _first(target: Target) -> float:

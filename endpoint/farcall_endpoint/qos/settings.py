@@ -8,7 +8,7 @@ import msgspec
 
 from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
-PolicyName = Literal["pi", "threshold", "static", "none"]
+PolicyName = Literal["pi", "threshold", "short-first", "static", "none"]
 Admission = Literal["warn", "refuse"]
 ActuatorName = Literal["auto", "cgroup2", "cgroup1", "autogroup", "none"]
 
@@ -17,7 +17,8 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """How an endpoint holds latency targets.
 
     :param policy: of the weights: ``pi`` (by the latency of a window), ``threshold`` (the paper's steps), ``static``
-        (those of ``weights``), ``none``.
+        (those of ``weights``), ``none``; ``short-first`` orders tasks by how long they run, and runs no more of them at
+        a time than there are processors.
     :param actuator: what sets them; ``auto`` is the best that the machine permits.
     :param interval_s: between two decisions.
     :param min_weight, max_weight: of a function with a target; batch work has 100.
