@@ -143,7 +143,7 @@ def _stored(run: Mapping[str, Any], *, has_weights: bool) -> dict[str, Any]:
 def begun(form: Form, experiments: Sequence[Experiment], former: Report | None) -> Report:
     """A report without any measurement, or an earlier one.
 
-    :raises SystemExit: if that has another form, or other experiments.
+    :raises SystemExit: if that has another form, other experiments or other policies.
     """
     report = new_report(
         repetitions=form.repetitions,
@@ -157,6 +157,10 @@ def begun(form: Form, experiments: Sequence[Experiment], former: Report | None) 
         return report
     if (former["measured_s"], former["experiments"].keys()) != (report["measured_s"], report["experiments"].keys()):
         raise SystemExit("the output has another form, or other experiments")
+    for each in experiments:
+        policies = {arm.name for arm in arms(each, {})}
+        if any(runs.keys() != policies for runs in former["experiments"][each.name]):
+            raise SystemExit("the output has other policies")
     return {**former, "repetitions": form.repetitions}
 
 

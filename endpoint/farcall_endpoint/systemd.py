@@ -40,6 +40,7 @@ StartLimitIntervalSec=0
 ExecStart={command}
 WorkingDirectory={working_dir}
 {environment}
+Delegate=yes
 KillMode=mixed
 TimeoutStopSec={stop_s:.0f}
 Restart=on-failure

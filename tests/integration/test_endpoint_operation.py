@@ -64,6 +64,7 @@ def test_start_at_boot_can_be_enabled_and_disabled(shell: Shell) -> None:
     assert "plant" not in text
     assert f'ExecStart="{sys.executable}" "-P" "-m" "farcall_endpoint.agent" "lab" "--home" ' in text
     assert 'Environment="NO_PROXY=localhost"' in text
+    assert "Delegate=yes\n" in text, "functions get CPU shares in groups of its own"
     assert shell.asked.read_text().splitlines() == [
         "--user daemon-reload",
         "--user enable farcall-endpoint-lab.service",

@@ -178,6 +178,9 @@ def test_an_earlier_measurement_is_continued_if_it_is_of_the_same_form() -> None
     for form, experiments in ((FULL, [FIRST]), (QUICK, [FIRST, THIRD])):
         with pytest.raises(SystemExit, match="another form"):
             begun(form, experiments, former)
+    former["experiments"]["1"].append({PI: run_of(3)})
+    with pytest.raises(SystemExit, match="other policies"):
+        begun(QUICK, [FIRST], former)
 
 
 def test_goals_are_beside_the_figures() -> None:

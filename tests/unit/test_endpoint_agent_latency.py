@@ -57,7 +57,9 @@ def test_a_class_moves_to_a_node_that_can_hold_its_target() -> None:
     assert task.target is not None
     late = WeightOfClass(task.target.name, 2000.0, NEEDS_CPU)
     core.progress("m", Progress(workers=1, cpu_shares=CpuSharesStatus((late,))))
-    assert list(send(core, spec("second", qos=TARGET)).orders) == ["n"]
+    turn = send(core, *(spec(f"{number}", qos=TARGET) for number in range(4)))
+    assert {manager: len(tasks) for manager, tasks in turn.orders.items()} == {"n": 2, "m": 2}, "n has two workers"
+    finish(core, "0", manager="n")
     assert list(send(core, spec("other", qos=QoS(target_ms=900))).orders) == ["m"], "it has most free workers"
     core.progress("m", Progress(workers=1, cpu_shares=CpuSharesStatus((WeightOfClass(task.target.name, 2000.0, ""),))))
     assert list(send(core, spec("third", qos=TARGET)).orders) == ["m"]
@@ -85,9 +87,11 @@ def test_one_that_comes_while_no_manager_takes_tasks_still_gets_a_worker_of_its_
     core = core_of()
     core.add(ev.ManagersDraining(["m"]))
     assert not send(core, spec("a", qos=TARGET)).orders
+    send(core, spec("b", qos=TARGET))
+    core.add(ev.CancelRequested(("a",)))
     core.add(ev.ManagersDraining([]))
     [task] = core.decide(now=1.0).orders["m"]
-    assert (task.task_id, task.is_latency) == ("a", True)
+    assert (task.task_id, task.is_latency) == ("b", True)
 
 
 def test_one_that_may_not_run_twice_waits_behind_no_other() -> None:

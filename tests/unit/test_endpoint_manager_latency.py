@@ -103,6 +103,33 @@ def test_the_shortest_comes_first_on_as_many_processors_as_there_are() -> None:
     assert [each for names in ahead(rig).values() for each in names if each != "batch"] == ["short-2"]
 
 
+def test_who_runs_fewest_comes_first_even_if_another_one_is_shorter() -> None:
+    rig = rig_of(latency_workers=4, qos=QosSettings(policy="short-first"))
+    rig.jobs("batch")
+    short, long = OrderTarget("m", 9.0, 95.0, expected_s=0.1), OrderTarget("o", 9.0, 95.0, expected_s=1.0)
+    rig.handle(CpusMeasured(processors=2))
+    receive(rig, job("m1", short, submitter="m"), job("m2", short, submitter="m"), job("o1", long, submitter="o"))
+    rig.handle(*(ready(worker_id) for worker_id in rig.workers if worker_id))
+    assert sorted(each for names in ahead(rig).values() for each in names) == ["batch", "m1", "o1"]
+
+
+def test_classes_that_are_held_back_leave_a_worker_to_one_that_has_none() -> None:
+    rig = rig_of(latency_workers=2, qos=QosSettings(policy="short-first"))
+    rig.jobs("batch")
+    rig.handle(CpusMeasured(processors=1))
+    day = 86_400.0
+    receive(rig, job("endless", OrderTarget("e1", day, 95.0), submitter="e"))
+    receive(rig, job("held", OrderTarget("e2", day, 95.0), submitter="e"))
+    rig.handle(ready(1), ready(2))
+    assert sorted(each for names in ahead(rig).values() for each in names) == ["batch", "endless"]
+    receive(rig, job("victim", OrderTarget("v", 0.2, 95.0), submitter="v"))
+    assert rig.killed == [2]
+    rig.die(2)
+    rig.now = 0.3
+    rig.handle(ready(3))
+    assert "victim" in ahead(rig)[3]
+
+
 def test_the_submitter_with_the_fewest_workers_gets_the_next_one() -> None:
     rig = rig_of(latency_workers=2)
     rig.jobs("batch")

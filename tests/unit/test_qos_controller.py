@@ -87,20 +87,43 @@ def test_short_first_orders_by_length_and_by_age() -> None:
     assert controller.urgency("later") == pytest.approx(15.0), "what was measured counts"
 
 
-def test_short_first_runs_one_task_for_each_processor() -> None:
+def short_first(*names: str, processors: int = 2, latency_s: float = 1.0) -> Controller:
+    """A controller with a waiting task of each class, whose submitters are the first letters."""
     controller = Controller(QosSettings(policy="short-first"))
-    for name in ("f", "g"):
-        controller.add(name, OrderTarget(name, 1.0, 95.0), 0.0)
-    assert controller.places("f", {}, 8, is_urgent=False) == 8, "the number of processors is not known yet"
-    controller.measured({}, {}, 2)
-    assert controller.places("f", {}, 8, is_urgent=False) == 2
-    assert controller.places("f", {"g": 1}, 8, is_urgent=False) == 1
-    assert controller.places("f", {"g": 2}, 8, is_urgent=False) == 0
-    assert controller.places("f", {"g": 2}, 8, is_urgent=True) == 1, "one that must start now"
-    assert controller.places("f", {"g": 2, "f": 1}, 8, is_urgent=True) <= 0
+    for name in names:
+        controller.add(name, OrderTarget(name, latency_s, 95.0), 0.0, submitter=name[0])
+    controller.measured({}, {}, processors)
+    return controller
+
+
+def test_short_first_runs_one_task_for_each_processor() -> None:
+    assert short_first("f", processors=0).places("f", {}, 8, 0.0) == 8, "the number of processors is not known"
+    controller = short_first("f", "g")
+    assert controller.places("f", {}, 8, 0.0) == 2
+    assert controller.places("f", {"g": 1}, 8, 0.0) == 1
+    assert controller.places("f", {"g": 2}, 8, 0.0) == 0
+    controller.measured({}, {}, 0)
+    assert controller.places("f", {"g": 2}, 8, 0.0) == 0, "a failed measurement changes nothing"
     for _ in range(50):  # tasks that mostly wait for something else
         controller.measured({"f": 0.5}, {"f": 2}, 2)
-    assert controller.places("f", {"f": 2}, 8, is_urgent=False) == 6
+    assert controller.places("f", {"f": 2}, 8, 0.0) == 6
+    for _ in range(50):  # tasks with more threads than there are processors
+        controller.measured({"f": 16.0}, {"f": 2}, 2)
+    assert controller.places("f", {}, 8, 0.0) == 1
+    assert controller.places("g", {"f": 1}, 8, 0.0) == 0
+
+
+def test_short_first_starts_what_is_late_otherwise_beyond_the_processors_but_not_everything() -> None:
+    controller = short_first("a1", "a2", "a3", "a4", "b1")
+    assert controller.places("a2", {"a1": 2}, 8, 0.5) == 0
+    assert controller.places("a2", {"a1": 2}, 8, 1.0) == 1, "it must start now"
+    assert controller.places("a2", {"a1": 2, "a2": 1}, 8, 1.0) == 0, "one of a class"
+    assert controller.places("a4", {"a1": 2, "a2": 1, "a3": 1}, 8, 1.0) == 0, "twice the processors"
+    assert controller.places("b1", {"a1": 2, "a2": 1, "a3": 1}, 8, 0.5) == 0
+    assert controller.places("b1", {"a1": 2, "a2": 1, "a3": 1}, 8, 1.0) == 1, "another submitter"
+    controller.ended("b1", 0.4, 0.4)
+    controller.add("b2", OrderTarget("b1", 1.0, 95.0), 1.0, submitter="b")
+    assert [controller.places("b1", {"a1": 4}, 8, now) for now in (1.5, 1.6)] == [0, 1], "it runs for 0.4 s"
 
 
 def test_the_policy_none_sets_nothing() -> None:

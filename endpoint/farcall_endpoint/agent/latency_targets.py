@@ -53,7 +53,7 @@ class LatencyTargets:
             baselines=baselines,
             fastest_s=lambda function_id, submitter: self.latencies.fastest_s(function_id, submitter, self.now),
             name_of=self.latencies.name_of,
-            needs_all=settings.policy == "threshold",
+            needs_all=settings.policy in ("threshold", "short-first"),
             clock=lambda: self.now,
         )
         self._by_manager: dict[str, CpuSharesStatus] = {}

@@ -81,7 +81,7 @@ class ManagerLoad:
     which its node has, or gets for tasks that are here; each with the number of reasons. ``latency_slots``: workers for
     tasks with a target, beyond ``slots``, and ``latency_free``: those without a task; below 0 by as many as wait there.
     ``pressure``: the part of the time in which some process of the node waits for a CPU. ``late``: the latency classes
-    whose targets its node cannot hold.
+    that would need more of them.
     """
 
     manager_id: str
@@ -254,9 +254,9 @@ def place_each(
 
 
 def place_latency(task: Task, managers: Iterable[ManagerLoad], depth: int, now: float) -> ManagerLoad | None:
-    """The manager for a task with a target: one whose node holds the target of its class, with most free workers for
-    such tasks, then the one whose CPUs are less busy; None if there is none now. So a class moves away from a node with
-    busy neighbours as far as there is room elsewhere.
+    """The manager for a task with a target: one with free workers for such tasks, whose node has CPU enough for its
+    class; of those the one with most, then the one whose CPUs are less busy; None if there is none now. So a class
+    moves away from a node with busy neighbours while there is room elsewhere.
 
     :param depth: tasks that may wait there for each of these workers.
     """
@@ -267,7 +267,11 @@ def place_latency(task: Task, managers: Iterable[ManagerLoad], depth: int, now: 
         if manager.latency_free + manager.latency_slots * behind > 0 and manager.takes(task, now=now)
     ]
     name = "" if task.target is None else task.target.name
-    best = max(candidates, key=lambda each: (name not in each.late, each.latency_free, -each.pressure), default=None)
+    best = max(
+        candidates,
+        key=lambda each: (each.latency_free > 0, name not in each.late, each.latency_free, -each.pressure),
+        default=None,
+    )
     if best is not None:
         best.latency_free -= 1
         if task.contents:

@@ -20,6 +20,7 @@ from farcall_endpoint.agent.loads import (
 from farcall_endpoint.agent.scheduling import SchedulingPolicy
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.protocol import CpuSharesStatus, EnvironmentStatus
+from farcall_endpoint.qos.controller import NEEDS_CPU
 
 _NO_NODE: Final[Mapping[str, str]] = {}
 _MOST_PASSED_OVER: Final = 50
@@ -150,10 +151,10 @@ class Managers:
             self._problems.pop(manager_id, None)
 
     def note_cpus(self, manager_id: str, status: CpuSharesStatus) -> None:
-        """How busy the CPUs of a node are, and which latency classes suffer from it."""
+        """How busy the CPUs of a node are, and which latency classes would need more of them."""
         if (member := self._members.get(manager_id)) is not None:
             member.load.pressure = status.pressure
-            member.load.late = {each.name for each in status.classes if each.problem}
+            member.load.late = {each.name for each in status.classes if each.problem == NEEDS_CPU}
 
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""
@@ -319,9 +320,7 @@ class TaskQueue:
         """
         placed: Placed = []
         waiting = self._latency
-        if not managers:  # none takes tasks now
-            return placed
-        if not any(manager.latency_slots for manager in managers):
+        if managers and not any(manager.latency_slots for manager in managers):
             for task in reversed(waiting.clear()):
                 if task.stage is Stage.QUEUED:
                     self._tasks.put_back(task.spec.submitter, task)

@@ -21,8 +21,8 @@ class QosConfig(Section, frozen=True, kw_only=True):
         PolicyName,
         msgspec.Meta(
             description="Choice of the shares: pi holds the percentile of the last seconds below the target, threshold "
-            "moves them by a step at each call, static are those of weights, none leaves all alike; short-first runs "
-            "one call for each processor, the shortest first."
+            "moves them by a step at each call, static are those of weights, none leaves all alike; short-first "
+            "starts the shortest call first, as many as there are processors."
         ),
     ] = "pi"
     actuator: Annotated[

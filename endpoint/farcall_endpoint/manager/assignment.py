@@ -304,7 +304,7 @@ class Assignment:
                 self._reports.changed = True
                 self._actions.append(Adopt(worker.worker_id, pair.target))
                 self._share_latency(now)
-            if (worker := latency.unused()) is not None:
+            if (worker := latency.unused(now)) is not None:
                 self._interruptions.kill(worker)
             elif (turn := latency.take_turns(now)) is not None:
                 self._yield(*turn)
@@ -312,12 +312,28 @@ class Assignment:
             self._interruptions.kill(worker)
 
     def _share_latency(self, now: float) -> None:
-        for pair in self._latency.pairs():
-            workers = [each for each in self._workers.values() if each.pair == pair and each.accepts_tasks]
-            depth, places = self._latency.depth(pair, self._prefetch.limit), self._latency.places(pair, now)
+        while self._share_latency_once(now):
+            pass
+
+    def _share_latency_once(self, now: float) -> bool:
+        """Share tasks among the workers of their classes; True if that changed whose turn it is."""
+        latency = self._latency
+        one_by_one = latency.controller.is_short_first
+        accepting: dict[Pair, list[Worker]] = {}
+        for each in self._workers.values():
+            if each.pair.target and each.accepts_tasks:
+                accepting.setdefault(each.pair, []).append(each)
+        for pair in latency.in_turn():
+            if (workers := accepting.get(pair)) is None:
+                continue
+            depth, places = latency.depth(pair, self._prefetch.limit), max(0, latency.places(pair, now))
             idle = [each for each in workers if not each.jobs]
             busy = sorted((each for each in workers if 0 < len(each.jobs) <= depth), key=lambda each: len(each.jobs))
-            self._share(pair, [*idle[: max(0, places)], *busy], now, depth=depth)
+            waiting = latency.waiting(pair)
+            self._share(pair, [*idle[: min(places, 1) if one_by_one else places], *busy], now, depth=depth)
+            if one_by_one and latency.waiting(pair) < waiting:
+                return True
+        return False
 
     def _share(self, pair: Pair, workers: Sequence[Worker], now: float, *, depth: int | None = None) -> None:
         """Share the tasks of a pair among its workers.

@@ -191,7 +191,7 @@ class CpuShares:
                 self._serve()
             except Exception:
                 _logger.exception("shares of the CPUs stay as they are for a moment")
-                self._measured = CpusMeasured(problem="it has failed, and starts again")
+                self._measured = CpusMeasured(problem="it has failed, and starts again", processors=self._processors)
                 self._is_over.wait(_RESTART_S)
 
     def _serve(self) -> None:

@@ -158,26 +158,35 @@ class LatencyTasks:
 
     def pairs(self) -> list[Pair]:
         """The classes with waiting tasks: that of the submitter with the fewest workers first, then the one whose task
-        is the most urgent."""
+        must end first."""
         if len(self._waiting) <= 1:
             return list(self._waiting)
         have = collections.Counter(worker.pair.submitter for worker in self._own())
         with_worker = {worker.pair for worker in self._own()}
-        urgency = {
-            pair: self.controller.urgency(entries[0][2].order.task_id) for pair, entries in self._waiting.items()
-        }
+        return sorted(
+            self._waiting, key=lambda pair: (have[pair.submitter], pair in with_worker, self._waiting[pair][0][:2])
+        )
+
+    def in_turn(self) -> list[Pair]:
+        """The classes with waiting tasks, in the order in which they start: that of the submitter with the fewest
+        running tasks first, then the one whose task is the most urgent."""
+        if len(self._waiting) <= 1:
+            return list(self._waiting)
+        submitter_of, urgency = self.controller.submitter_of, self.controller.urgency
+        runs = collections.Counter(submitter_of(worker.pair.target) for worker in self._own() if worker.jobs)
         return sorted(
             self._waiting,
-            key=lambda pair: (have[pair.submitter], pair in with_worker, urgency[pair], self._waiting[pair][0][1]),
+            key=lambda pair: (runs[submitter_of(pair.target)], urgency(self._waiting[pair][0][2].order.task_id)),
         )
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def depth(self, pair: Pair, most: int) -> int:
-        """How many tasks may wait behind each running one of a class, at most so many."""
+        """How many tasks may wait behind each running one of a class, at most so many. None where the order is that of
+        all classes together."""
         run_s = self.controller.run_s(pair.target)
         entries = self._waiting.get(pair)
-        if run_s is None or not entries:
+        if run_s is None or not entries or self.controller.is_short_first:
             return 0
         target = entries[0][2].order.target
         assert target is not None
@@ -201,24 +210,17 @@ class LatencyTasks:
 
     def places(self, pair: Pair, now: float) -> int:
         """How many more tasks of a class may run now."""
-        run_s = self.controller.run_s(pair.target) or 0.0
-        is_urgent = any(now + run_s >= due for due, _, _ in self._waiting.get(pair, ())[:1])
-        return self.controller.places(pair.target, self._running(), self._most_workers, is_urgent=is_urgent)
+        return self.controller.places(pair.target, self._running(), self._most_workers, now)
 
-    def unused(self) -> Worker | None:
+    def unused(self, now: float) -> Worker | None:
         """The idle worker that makes room for one of a class whose tasks wait; None if none has to."""
         own = list(self._own())
         if self._without_worker(own) is None:
             return None
-        running = self._running()
         idle = [
             worker
             for worker in own
-            if worker.is_idle
-            and (
-                worker.pair not in self._waiting
-                or running[worker.pair.target] >= self.controller.most_running(worker.pair.target, self._most_workers)
-            )
+            if worker.is_idle and (worker.pair not in self._waiting or self.places(worker.pair, now) <= 0)
         ]
         return min(idle, key=lambda worker: worker.since, default=None)
 

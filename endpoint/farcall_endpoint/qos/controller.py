@@ -34,7 +34,7 @@ _AT_BOUND: Final = 0.95
 _SLOWER: Final = 1.01
 _LEAST_RUNS: Final = 5
 _LEAST_THREADS: Final = 0.01
-"""Fewer compute next to nothing."""
+"""Of a task; fewer compute next to nothing."""
 _HANGS: Final = 20.0
 _HANGS_S: Final = 30.0
 """A task that is late by so many times its target, and for so long, hangs: no CPU would help it."""
@@ -82,7 +82,8 @@ _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = 
 class Controller:
     """Knows the tasks with a target of a node, and decides the weights of their classes.
 
-    ``classes``: those that there are, by name. ``due_at``: when :meth:`decide` is due.
+    ``classes``: those that there are, by name. ``due_at``: when :meth:`decide` is due. ``is_short_first``: whether that
+    is the policy.
 
     :param settings: of the endpoint.
     """
@@ -90,6 +91,7 @@ class Controller:
     def __init__(self, settings: QosSettings) -> None:
         self._settings = settings
         self._policy = _POLICIES[settings.policy](settings)
+        self.is_short_first = settings.policy == "short-first"
         self.classes: dict[str, LatencyClass] = {}
         self.due_at = math.inf
         self._class_of: dict[str, str] = {}  # by unfinished task
@@ -158,11 +160,17 @@ class Controller:
     def urgency(self, task_id: str) -> float:
         """In which order tasks of different classes come, the smallest first: by when they should have ended. With
         ``short-first``, by how long they run; one that waits gets ahead of shorter ones in the end."""
-        if self._settings.policy != "short-first":
-            return self.due_time(task_id)
         known = self.classes[self._class_of[task_id]]
-        run_s = (known.target.expected_s or 0.0) if known.run_s is None else known.run_s
-        return known.pending[task_id] + _AGEING * run_s
+        arrived_at, target = known.pending[task_id], known.target
+        if not self.is_short_first:
+            return arrived_at + target.latency_s
+        run_s = (target.expected_s or target.latency_s) if known.run_s is None else known.run_s
+        return arrived_at + _AGEING * run_s
+
+    def submitter_of(self, name: str) -> str:
+        """Whose a class is; empty if that is not known any more."""
+        known = self.classes.get(name)
+        return "" if known is None else known.submitter
 
     def run_s(self, name: str) -> float | None:
         """How long a task of a class runs; None if it is not known."""
@@ -171,7 +179,7 @@ class Controller:
 
     def measured(self, demands: Mapping[str, float], running: Mapping[str, int], processors: int) -> None:
         """How many threads of each class compute now, of how many tasks, on so many processors."""
-        self._processors = processors
+        self._processors = processors or self._processors
         for name, class_ in self.classes.items():
             if (count := running.get(name, 0)) and name in demands:
                 class_.threads += _NEW * (demands[name] - class_.threads)
@@ -180,25 +188,36 @@ class Controller:
     def most_running(self, name: str, most: int) -> int:
         """How many tasks of a class may run at a time, at most so many: more than the processors can compute would only
         delay one another, and those of an equal length all end late."""
-        class_ = self.classes.get(name)
-        if class_ is None or not self._processors or class_.threads < _LEAST_THREADS:
+        threads = self._threads(name)
+        if not self._processors or threads is None or threads < _LEAST_THREADS:
             return most
-        return max(1, round(min(most, self._processors * class_.running / class_.threads)))
+        return max(1, round(min(most, self._processors / threads)))
 
-    def places(self, name: str, running: Mapping[str, int], most: int, *, is_urgent: bool) -> int:
-        """How many more tasks of a class may run now, where so many of each run, and so many workers may.
+    def places(self, name: str, running: Mapping[str, int], most: int, now: float) -> int:
+        """How many more tasks of a class with waiting ones may run now, where so many of each run, and so many workers
+        may.
 
         With ``short-first``, all classes together compute on as many processors as there are. But no task is
-        interrupted, and one may run for ever: so a class of which none runs has one place when a task must start now.
-
-        :param is_urgent: whether its first waiting task is late if it does not start now.
+        interrupted, and one may run for ever. So a task that is late otherwise may start beyond that, if it is the only
+        one of its class, and as many of them as there are processors; or if it is the only one of its submitter.
         """
         own = self.most_running(name, most) - running.get(name, 0)
-        if self._settings.policy != "short-first" or not self._processors:
+        if not self.is_short_first or not self._processors or own <= 0:
             return own
-        computing = sum(self._threads(each) * running.get(each, 0) for each in self.classes)
-        left = round((self._processors - computing) / max(self._threads(name), _LEAST_THREADS))
-        return min(own, max(left, int(is_urgent and not running.get(name, 0))))
+        computing, class_ = 0.0, self.classes[name]
+        is_only = True  # of its submitter
+        for other, count in running.items():
+            if count and (known := self.classes.get(other)) is not None:
+                threads = self._threads(other)
+                computing += count * (1.0 if threads is None else threads)
+                is_only &= known.submitter != class_.submitter
+        threads = self._threads(name)
+        left = round((self._processors - computing) / max(1.0 if threads is None else threads, _LEAST_THREADS))
+        if computing < _LEAST_THREADS:
+            left = max(left, 1)
+        if left > 0 or not self._is_urgent(class_, now):
+            return min(own, max(left, 0))
+        return int(is_only or (not running.get(name, 0) and computing < 2 * self._processors))
 
     def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
         """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are
@@ -229,10 +248,15 @@ class Controller:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _threads(self, name: str) -> float:
-        """How many threads of a task of a class compute: 1 while it is not known."""
+    def _threads(self, name: str) -> float | None:
+        """How many threads of a task of a class compute; None while it is not known."""
         class_ = self.classes.get(name)
-        return 1.0 if class_ is None or class_.running == 0 else class_.threads / class_.running
+        return None if class_ is None or not class_.running else class_.threads / class_.running
+
+    def _is_urgent(self, class_: LatencyClass, now: float) -> bool:
+        """Whether its first task is late if it does not start now."""
+        first_at = next(iter(class_.pending.values()), now)
+        return now + (class_.run_s or 0.0) >= first_at + class_.target.latency_s
 
     def _make_room(self, submitter: str) -> bool:
         """Whether there may be one more class of a submitter, when the one that was not used for longest is gone."""
@@ -296,7 +320,9 @@ class Controller:
         if now - class_.late_since < _LATE_S:
             return
         is_pressed = pressure >= _LEAST_PRESSURE
-        if len(class_.pending) > workers:
+        if self.is_short_first:  # its tasks wait for processors, which are no busier for that
+            class_.problem = NEEDS_CPU
+        elif len(class_.pending) > workers:
             class_.problem = NEEDS_WORKERS
         elif not is_pressed:
             class_.problem = NEEDS_LOOSER

@@ -17,8 +17,8 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """How an endpoint holds latency targets.
 
     :param policy: of the weights: ``pi`` (by the latency of a window), ``threshold`` (the paper's steps), ``static``
-        (those of ``weights``), ``none``; ``short-first`` orders tasks by how long they run, and runs no more of them at
-        a time than there are processors.
+        (those of ``weights``), ``none``; ``short-first`` starts the shortest task first, as many as there are
+        processors.
     :param actuator: what sets them; ``auto`` is the best that the machine permits.
     :param interval_s: between two decisions.
     :param min_weight, max_weight: of a function with a target; batch work has 100.
