@@ -15,7 +15,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 RUN := .venv/bin/python -m
 PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
-SOURCES := common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
+SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-qos bench-qos-full openapi clean

@@ -14,7 +14,7 @@ ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = (
     *("common/farcall_common", "sdk/farcall", "endpoint/farcall_endpoint", "lambdas/farcall_lambdas"),
     *("forwarder_fargate/farcall_forwarder", "infra/farcall_infra", "local/farcall_local"),
-    "localstack/farcall_localstack",
+    *("localstack/farcall_localstack", "analytics/farcall_analytics"),
 )
 
 

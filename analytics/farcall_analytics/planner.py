@@ -1,0 +1,168 @@
+"""Planner: the plan that is fastest, or cheapest, of all that an endpoint permits. No I/O, no clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from farcall_analytics.model import Estimate, Infeasible, Method, Plan, Shuffle, estimate
+from farcall_analytics.profiles import Profile
+
+Objective = Literal["fastest", "cheapest"]
+
+_ROUND_PARTS: Final = (0.02, 0.025, 1 / 30, 0.05, 0.1, 0.2, 0.5)
+"""Of the data, which a round of a hybrid exchange takes."""
+_COPIES_AFTER: Final = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """A plan, and what it is expected to take."""
+
+    plan: Plan
+    estimate: Estimate
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The best plan, and what it was compared with.
+
+    :param others: of each other method and storage, the best plan.
+    :param refused: why a method cannot be used, by method and storage.
+    """
+
+    best: Option
+    others: tuple[Option, ...]
+    refused: tuple[tuple[str, str], ...]
+
+    def explain(self) -> str:
+        """A table: the best plan with ``*`` first, and why others cannot be used."""
+        rows = [_HEADING, *(_row(each, mark="* "[each is not self.best]) for each in (self.best, *self.others))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"no {name}: {reason}" for name, reason in self.refused)])
+
+
+class NoPlan(ValueError):
+    """No plan keeps the deadline, or the budget."""
+
+
+def choose(
+    shuffle: Shuffle,
+    profile: Profile,
+    *,
+    objective: Objective = "cheapest",
+    deadline_s: float | None = None,
+    budget: float | None = None,
+    input_tier: str = "",
+) -> Choice:
+    """The best plan.
+
+    :param objective: what it is best at; the other one decides between equals.
+    :param deadline_s: that it keeps in 95 % of cases. ``budget``: in dollars.
+    :raises NoPlan: if there is none, with the nearest one.
+    """
+    options: list[Option] = []
+    refused: dict[str, str] = {}
+    for plan in plans(shuffle, profile):
+        try:
+            options.append(Option(plan, estimate(shuffle, plan, profile, input_tier=input_tier)))
+        except Infeasible as error:
+            refused.setdefault(name_of(plan), str(error))
+
+    def rank(option: Option) -> tuple[float, float]:
+        found = option.estimate
+        return (found.seconds, found.dollars) if objective == "fastest" else (found.dollars, found.seconds)
+
+    def keeps(option: Option) -> bool:
+        found = option.estimate
+        in_time = deadline_s is None or found.high_s <= deadline_s
+        return in_time and (budget is None or found.dollars <= budget)
+
+    best_of: dict[str, Option] = {}
+    for option in sorted(options, key=lambda each: (not keeps(each), rank(each))):
+        best_of.setdefault(name_of(option.plan), option)
+    for name in best_of:
+        refused.pop(name, None)
+    if not best_of:
+        raise NoPlan("; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "there is no storage")
+    best, *others = best_of.values()
+    if not keeps(best):
+        raise NoPlan(_missed(options, deadline_s, budget))
+    return Choice(best, tuple(others), tuple(refused.items()))
+
+
+def plans(shuffle: Shuffle, profile: Profile) -> Iterator[Plan]:
+    """All plans that are compared."""
+    workers = profile.workers
+    slow = [name for name, tier in profile.tiers.items() if not tier.is_fast]
+    fast = [name for name, tier in profile.tiers.items() if tier.is_fast]
+    kinds: list[tuple[Method, str, str, float]] = []
+    for name in slow:
+        kinds += [(method, name, "", 0.0) for method in (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL)]
+        for other, part in itertools.product(fast, _ROUND_PARTS):
+            kinds.append((Method.HYBRID, name, other, part * shuffle.size))
+    kinds += [(Method.FAST, name, "", 0.0) for name in fast]
+    for (method, tier, other, fast_bytes), memory, parallel, codec, copies in itertools.product(
+        kinds, workers.memories, _parallel(workers.most), profile.codecs, (None, _COPIES_AFTER)
+    ):
+        yield Plan(method, tier, memory, parallel, other, fast_bytes * codec.ratio, codec, copies)
+
+
+def name_of(plan: Plan) -> str:
+    """Of its method and storage."""
+    return f"{plan.method} {plan.tier}{f' + {plan.fast_tier}' if plan.fast_tier else ''}"
+
+
+def _parallel(most: int) -> Sequence[int]:
+    steps = math.ceil(math.log2(most)) * 2
+    return sorted({round(2 ** (step / 2)) for step in range(steps)} | {most})
+
+
+def _missed(options: Sequence[Option], deadline_s: float | None, budget: float | None) -> str:
+    in_budget = [each for each in options if budget is None or each.estimate.dollars <= budget]
+    nearest = min(in_budget or options, key=lambda each: each.estimate.high_s)
+    wanted = [
+        f"{deadline_s:g} s" if deadline_s is not None else "",
+        f"{budget:g} dollars" if budget is not None else "",
+    ]
+    found = nearest.estimate
+    return (
+        f"no plan keeps {' and '.join(filter(None, wanted))}; the nearest one, {name_of(nearest.plan)}, takes "
+        f"{_number(found.seconds)} s ({_number(found.low_s)} to {_number(found.high_s)}) and "
+        f"{_number(found.dollars)} dollars"
+    )
+
+
+_HEADING: Final = ("", "method", "storage", "workers", "memory", "rounds", "time (90 %)", "dollars", "limited by")
+
+
+def _row(option: Option, *, mark: str) -> tuple[str, ...]:
+    plan, found = option.plan, option.estimate
+    storage = f"{plan.tier} + {plan.fast_tier} {_bytes(plan.fast_bytes)}" if plan.fast_tier else plan.tier
+    rounds = next((phase for phase in found.phases if phase.repeats > 1), None)
+    return (
+        mark,
+        plan.method,
+        storage if plan.codec.name == "none" else f"{storage}, {plan.codec.name}",
+        str(plan.parallel),
+        _bytes(plan.memory),
+        "1" if rounds is None else str(rounds.repeats),
+        f"{_number(found.seconds)} s ({_number(found.low_s)} to {_number(found.high_s)})",
+        _number(found.dollars),
+        found.limited_by,
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def _bytes(size: float) -> str:
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size / 1e3:.3g} KB"
