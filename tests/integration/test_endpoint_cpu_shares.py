@@ -21,7 +21,7 @@ from farcall_endpoint.process_reaper import tree
 from farcall_endpoint.qos.actuators import Actuator, choose
 from farcall_endpoint.qos.autogroup import AutogroupShares, read_autogroup
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name, hierarchy_of
-from tests.support.cgroups import made_hierarchies
+from tests.support.cgroups import close, made_hierarchies
 from tests.support.ordinary_user import as_ordinary_user
 from tests.waiting import wait_until
 
@@ -103,7 +103,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, parents: list[Hierar
         else:
             yield from cgroups_backend(cgroups, int(request.param[-1]))
     finally:
-        cgroups.close()
+        close(cgroups)
 
 
 def cgroups_backend(cgroups: Cgroups, version: int, *, is_real: bool = True) -> Iterator[Backend]:

@@ -9,6 +9,16 @@ from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy, writable_h
 from tests.waiting import wait_until
 
 
+def close(cgroups: Cgroups) -> None:
+    """Remove groups whose processes have ended, or are about to: the kernel knows of them for a moment longer."""
+
+    def closed() -> bool:
+        cgroups.close()
+        return not any(directory.exists() for directory in cgroups.directories)
+
+    wait_until(closed, "all processes have ended")
+
+
 @contextlib.contextmanager
 def made_hierarchies() -> Iterator[list[Hierarchy]]:
     """A new group in each hierarchy, with the controllers that there are."""
