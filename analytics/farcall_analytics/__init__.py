@@ -1,2 +1,2 @@
-"""Analytics on Farcall. So far: the model of an exchange and its planner, which is Locus (NSDI 2019, section 4) with
-the prices and storages of 2026."""
+"""Analytics on Farcall: sort, group and join of Parquet files by tasks, and the planner of their exchange, after Locus
+(NSDI 2019, section 4). See :mod:`~farcall_analytics.jobs` and :mod:`~farcall_analytics.planner`."""

@@ -48,7 +48,7 @@ class Tier:
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """Compression of blocks. ``ratio``: of the compressed size to the other one; rates are of one processor, in bytes
+    """Compression of blocks. ``ratio``: of the compressed size to the other one; rates: of one processor, in bytes
     before compression."""
 
     name: str

@@ -19,6 +19,7 @@ ROW: Final = re.compile(r"^\| \[(?P<number>\d{4})\]\((?P<name>[^)]+)\) \| (?P<ti
 #: What other files say of a record: its path (with or without a title) or its number.
 REFERENCE: Final = re.compile(r"(?:docs/adr/|\badr/|\bADR )(?P<name>\d{4}[\w-]*(?:\.md)?)")
 FOLDERS: Final = [
+    "analytics",
     "benchmarks",
     "common",
     "docs",

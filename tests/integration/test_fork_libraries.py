@@ -38,8 +38,8 @@ def solve() -> bool:
 
 
 def query_table() -> bool:
-    import pyarrow  # type: ignore[import-not-found]
-    import pyarrow.compute  # type: ignore[import-not-found]
+    import pyarrow
+    import pyarrow.compute
     from pyarrow import csv
 
     table = csv.read_csv(pyarrow.BufferReader(b"a,b\n" + b"1,2\n2,2\n" * 50_000))

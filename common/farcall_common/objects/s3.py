@@ -23,6 +23,49 @@ _FOR_CREDENTIALS: Final = ("/latest/api/token", "/latest/meta-data/iam/", "//169
 """Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of AWS."""
 
 
+def open_bucket(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> S3Store:
+    """A client of obstore for a bucket and a prefix in it. See :class:`S3`."""
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import S3Store  # here: only this store needs it
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "Objects in S3 need the package obstore.", hint="Run `pip install 'farcall[s3]'` where this runs."
+        ) from error
+    options: dict[str, Any] = {"endpoint": endpoint_url, "region": region}
+    if not url.startswith("s3://"):
+        raise ConfigurationError(f"{url} is not the address of a bucket.", hint="Write s3://BUCKET/PREFIX.")
+    try:
+        return S3Store.from_url(
+            url,
+            client_options={"allow_http": True, "connect_timeout": "5s", "timeout": "10m"},
+            retry_config=_RETRY,  # type: ignore[arg-type]
+            **{name: value for name, value in options.items() if value is not None},
+        )
+    except (BaseError, ValueError) as error:
+        raise ConfigurationError(
+            f"{url} cannot be a store: {_short(error)}", hint="Write s3://BUCKET/PREFIX."
+        ) from error
+
+
+@contextlib.contextmanager
+def bucket_errors(url: str) -> Iterator[None]:
+    """Errors of the service as those of a store."""
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+        raise StoreDenied(f"{url} refuses these credentials: {_short(error)}") from error
+    except exceptions.BaseError as error:
+        if any(each in str(error) for each in _FOR_CREDENTIALS):
+            raise StoreDenied(
+                f"There are no credentials for {url}.",
+                hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where this runs, or give its machine a role.",
+            ) from error
+        raise StoreUnavailable(f"{url}: {_short(error)}") from error
+
+
 class S3(ObjectConnector):
     """Objects in a bucket of S3, or of what speaks its protocol.
 
@@ -40,30 +83,10 @@ class S3(ObjectConnector):
     """
 
     def __init__(self, url: str, *, endpoint_url: str | None = None, region: str | None = None) -> None:
-        try:
-            from obstore.exceptions import BaseError
-            from obstore.store import S3Store  # here: only this store needs it
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                "Objects in S3 need the package obstore.", hint="Run `pip install 'farcall[s3]'` where this runs."
-            ) from error
         self._url = url
         self._endpoint_url = endpoint_url
         self._region = region
-        options: dict[str, Any] = {"endpoint": endpoint_url, "region": region}
-        if not url.startswith("s3://"):
-            raise ConfigurationError(f"{url} is not the address of a bucket.", hint="Write s3://BUCKET/PREFIX.")
-        try:
-            self._store: S3Store = S3Store.from_url(
-                url,
-                client_options={"allow_http": True, "connect_timeout": "5s", "timeout": "10m"},
-                retry_config=_RETRY,  # type: ignore[arg-type]
-                **{name: value for name, value in options.items() if value is not None},
-            )
-        except (BaseError, ValueError) as error:
-            raise ConfigurationError(
-                f"{url} cannot be a store: {_short(error)}", hint="Write s3://BUCKET/PREFIX."
-            ) from error
+        self._store = open_bucket(url, endpoint_url=endpoint_url, region=region)
 
     def __repr__(self) -> str:
         return f"S3({self._url!r})"
@@ -74,7 +97,7 @@ class S3(ObjectConnector):
     def write(self, key: Key, pieces: Sequence[Piece]) -> None:
         path = _path(key, lifetime_of(key))
         is_large = sum(map(len, pieces)) > _PART_BYTES
-        with self._errors():
+        with bucket_errors(self._url):
             try:
                 self._store.put(path, iter(pieces) if is_large else b"".join(pieces), chunk_size=_PART_BYTES)
             except FileNotFoundError as error:
@@ -83,7 +106,7 @@ class S3(ObjectConnector):
     def get(self, key: Key) -> memoryview | None:
         lifetime = lifetime_of(key)
         path = _path(key, lifetime)
-        with self._errors(), contextlib.suppress(FileNotFoundError):
+        with bucket_errors(self._url), contextlib.suppress(FileNotFoundError):
             found = self._store.get(path)
             if _has_expired(found.meta["last_modified"], lifetime):
                 return None
@@ -93,20 +116,20 @@ class S3(ObjectConnector):
 
     def exists(self, key: Key) -> bool:
         lifetime = lifetime_of(key)
-        with self._errors(), contextlib.suppress(FileNotFoundError):
+        with bucket_errors(self._url), contextlib.suppress(FileNotFoundError):
             return not _has_expired(self._store.head(_path(key, lifetime))["last_modified"], lifetime)
         return False
 
     def evict(self, key: Key) -> None:
         lifetime = lifetime_of(key)
         path = _path(key, lifetime)
-        with self._errors():
+        with bucket_errors(self._url):
             self._delete([path])
             if lifetime.reads is not None:
                 self._delete_below(f"{path}.reads/")
 
     def evict_group(self, group: str) -> None:
-        with self._errors():
+        with bucket_errors(self._url):
             self._delete_below(f"g/{group}/")
 
     def _claim(self, path: str, reads: int) -> bool:
@@ -130,23 +153,6 @@ class S3(ObjectConnector):
     def _delete(self, paths: Sequence[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._store.delete(list(paths))
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Errors of the service as those of a store."""
-        from obstore import exceptions
-
-        try:
-            yield
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StoreDenied(f"{self._url} refuses these credentials: {_short(error)}") from error
-        except exceptions.BaseError as error:
-            if any(each in str(error) for each in _FOR_CREDENTIALS):
-                raise StoreDenied(
-                    f"There are no credentials for {self._url}.",
-                    hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where this runs, or give its machine a role.",
-                ) from error
-            raise StoreUnavailable(f"{self._url}: {_short(error)}") from error
 
 
 def _path(key: Key, lifetime: Lifetime) -> str:

@@ -36,6 +36,52 @@ return value
 """
 
 
+def open_client(url: str, *, timeout_s: float) -> redis.Redis:
+    """A client of a server. See :class:`Valkey`."""
+    try:
+        import redis.connection  # here: only this store needs it
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            "Objects in Valkey need the package redis.", hint="Run `pip install 'farcall[valkey]'` where this runs."
+        ) from error
+    scheme, separator, rest = url.partition("://")
+    try:
+        return redis.Redis.from_url(
+            f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}",
+            socket_timeout=timeout_s,
+            socket_connect_timeout=min(timeout_s, 5.0),
+            socket_read_size=_READ_BYTES,
+            health_check_interval=30,
+            # That of hiredis copies large values once more, and so takes four times as long.
+            command_packer=redis.connection.PythonRespSerializer(_SMALL_BYTES, _encoded),
+        )
+    except ValueError as error:  # its text may have the password
+        raise ConfigurationError(
+            f"{place_of(url)} is not the URL of a Valkey.", hint="Write valkey://[:PASSWORD@]HOST:PORT/DATABASE."
+        ) from error
+
+
+def place_of(url: str) -> str:
+    """A URL without user and password."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+
+
+@contextlib.contextmanager
+def server_errors(url: str) -> Iterator[None]:
+    """Errors of the server and the connection as those of a store."""
+    from redis import exceptions
+
+    try:
+        yield
+    except exceptions.OutOfMemoryError as error:
+        raise StoreFull(f"The Valkey at {place_of(url)} has no memory left.") from error
+    except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
+        raise StoreDenied(f"The Valkey at {place_of(url)} refuses this user: {error}.") from error
+    except exceptions.RedisError as error:
+        raise StoreUnavailable(f"The Valkey at {place_of(url)}: {error}.") from error
+
+
 class Valkey(ObjectConnector):
     """Objects in a Valkey or Redis server.
 
@@ -48,39 +94,13 @@ class Valkey(ObjectConnector):
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        try:
-            import redis.connection  # here: only this store needs it
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(
-                "Objects in Valkey need the package redis.", hint="Run `pip install 'farcall[valkey]'` where this runs."
-            ) from error
         self._url = url
         self._timeout_s = timeout_s
-        scheme, separator, rest = url.partition("://")
-        try:
-            self._client: redis.Redis = redis.Redis.from_url(
-                f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}",
-                socket_timeout=timeout_s,
-                socket_connect_timeout=min(timeout_s, 5.0),
-                socket_read_size=_READ_BYTES,
-                health_check_interval=30,
-                # That of hiredis copies large values once more, and so takes four times as long.
-                command_packer=redis.connection.PythonRespSerializer(_SMALL_BYTES, _encoded),
-            )
-        except ValueError as error:  # its text may have the password
-            raise ConfigurationError(
-                f"{self._place} is not the URL of a Valkey.", hint="Write valkey://[:PASSWORD@]HOST:PORT/DATABASE."
-            ) from error
+        self._client = open_client(url, timeout_s=timeout_s)
         self._read_counted = self._client.register_script(_READ_COUNTED)
 
     def __repr__(self) -> str:
-        return f"Valkey({self._place!r})"
-
-    @property
-    def _place(self) -> str:
-        """The URL, without user and password."""
-        scheme, separator, rest = self._url.partition("://")
-        return f"{scheme}{separator}{rest.rpartition('@')[2].partition('?')[0]}"
+        return f"Valkey({place_of(self._url)!r})"
 
     def config(self) -> dict[str, Any]:
         return {"url": self._url, "timeout_s": self._timeout_s}
@@ -93,8 +113,8 @@ class Valkey(ObjectConnector):
         if lifetime.reads is not None:
             self._write_together([(key, pieces)])
             return
-        with self._errors():
-            self._client.set(_name(key), _checked(pieces), ex=lifetime.expires_s)
+        with server_errors(self._url):
+            self._client.set(_name(key), checked(pieces), ex=lifetime.expires_s)
 
     def put_batch(self, objs: Sequence[Any]) -> list[Key]:
         keys = [self.new_key() for _ in objs]
@@ -103,16 +123,16 @@ class Valkey(ObjectConnector):
 
     def _write_together(self, objects: Sequence[tuple[Key, Sequence[Piece]]]) -> None:
         lifetimes = [lifetime_of(key) for key, _ in objects]
-        with self._errors(), self._client.pipeline(transaction=True) as together:
+        with server_errors(self._url), self._client.pipeline(transaction=True) as together:
             for (key, pieces), lifetime in zip(objects, lifetimes, strict=True):
-                together.set(_name(key), _checked(pieces), ex=lifetime.expires_s)
+                together.set(_name(key), checked(pieces), ex=lifetime.expires_s)
                 if lifetime.reads is not None:
                     together.set(_left(key), lifetime.reads, ex=lifetime.expires_s)
             together.execute()
 
     def get(self, key: Key) -> memoryview | None:
         lifetime = lifetime_of(key)
-        with self._errors():
+        with server_errors(self._url):
             if lifetime.reads is not None:
                 value = self._read_counted(keys=[_name(key), _left(key)], args=[str(lifetime.expires_s)])
             elif lifetime.expires_s is not None:
@@ -123,16 +143,16 @@ class Valkey(ObjectConnector):
 
     def exists(self, key: Key) -> bool:
         lifetime_of(key)
-        with self._errors():
+        with server_errors(self._url):
             return bool(self._client.exists(_name(key)))
 
     def evict(self, key: Key) -> None:
         lifetime_of(key)
-        with self._errors():
+        with server_errors(self._url):
             self._client.unlink(_name(key), _left(key))
 
     def evict_group(self, group: str) -> None:
-        with self._errors():
+        with server_errors(self._url):
             cursor = 0
             while True:
                 cursor, names = self._client.scan(cursor, match=f"{_PREFIX}{{*.g-{group}}}", count=_STEP)
@@ -141,22 +161,8 @@ class Valkey(ObjectConnector):
                 if not cursor:
                     return
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Errors of the server and the connection as those of a store."""
-        from redis import exceptions
 
-        try:
-            yield
-        except exceptions.OutOfMemoryError as error:
-            raise StoreFull(f"The Valkey at {self._place} has no memory left.") from error
-        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
-            raise StoreDenied(f"The Valkey at {self._place} refuses this user: {error}.") from error
-        except exceptions.RedisError as error:
-            raise StoreUnavailable(f"The Valkey at {self._place}: {error}.") from error
-
-
-def _checked(pieces: Sequence[Piece]) -> bytes:
+def checked(pieces: Sequence[Piece]) -> bytes:
     """The bytes of an object.
 
     :raises StoreFull: if they are more than a server takes.

@@ -1,0 +1,93 @@
+"""Exchange: what tasks that partition write for those that combine, and how these read it.
+
+Any attempt of a task may write; the first one that commits counts, and all others find out what it wrote. So a retry
+and a speculative copy neither double nor lose a row, even if their rows are in another order. A commit is a block that
+is created once:
+
+- *combined*: the one block with all partitions, which begins with their offsets;
+- *pairs* (one block for each task that combines): a small block with the number of the attempt, behind the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from farcall_common.objects.blocks import Blocks, Part
+from farcall_common.payload import Piece
+
+_MAGIC: Final = b"FCX1"
+_HEAD: Final = struct.Struct("<4sI")
+_OFFSET: Final = struct.Struct("<Q")
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What the committed attempt of a task has written.
+
+    :param name: of its block; of pairs, what the names of its blocks begin with.
+    :param offsets: where partitions begin and end in the block; empty for pairs.
+    """
+
+    name: str
+    offsets: tuple[int, ...] = ()
+
+    def part(self, partition: int) -> Part:
+        """Where a partition is."""
+        if not self.offsets:
+            return Part(f"{self.name}{partition}")
+        return Part(self.name, *self.offsets[partition : partition + 2])
+
+
+def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piece]]) -> Written:
+    """Write all partitions of a task into one block, and commit them.
+
+    :param name: of the task.
+    """
+    start = _HEAD.size + _OFFSET.size * (len(partitions) + 1)
+    sizes = (sum(map(len, pieces)) for pieces in partitions)
+    offsets = tuple(itertools.accumulate(sizes, initial=start))
+    head = _HEAD.pack(_MAGIC, len(partitions)) + b"".join(map(_OFFSET.pack, offsets))
+    if blocks.create(name, [head, *itertools.chain.from_iterable(partitions)]):
+        return Written(name, offsets)
+    return read_written(blocks, name, len(partitions))
+
+
+def read_written(blocks: Blocks, name: str, count: int) -> Written:
+    """What is in a combined block with so many partitions.
+
+    :raises ObjectGone: if there is none.
+    :raises ValueError: if it is something else.
+    """
+    size = _HEAD.size + _OFFSET.size * (count + 1)
+    head = blocks.read(Part(name, 0, size))
+    if _HEAD.unpack_from(head) != (_MAGIC, count):
+        raise ValueError(f"{name} is no block with {count} partitions")
+    return Written(name, tuple(offset for (offset,) in _OFFSET.iter_unpack(head[_HEAD.size :])))
+
+
+def write_pairs(blocks: Blocks, name: str, attempt: str, partitions: Sequence[Sequence[Piece]]) -> Written:
+    """Write a block for each partition of a task, and commit them.
+
+    :param name: of the task. ``attempt``: differs from that of each other attempt.
+    """
+    own = f"{name}/{attempt}/"
+    for number, pieces in enumerate(partitions):
+        blocks.create(f"{own}{number}", pieces)
+    if blocks.create(f"{name}/committed", [attempt.encode()]):
+        return Written(own)
+    winner = bytes(blocks.read(Part(f"{name}/committed"))).decode()
+    if winner != attempt:  # it is this one if the answer to a first request was lost
+        blocks.delete([f"{own}{number}" for number in range(len(partitions))])
+    return Written(f"{name}/{winner}/")
+
+
+def read(blocks: Blocks, written: Sequence[Written], partition: int) -> list[memoryview]:
+    """A partition, as each task has written it, in their order.
+
+    :raises ObjectGone: if a block is not there any more.
+    """
+    return blocks.read_all(each.part(partition) for each in written)

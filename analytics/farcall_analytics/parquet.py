@@ -1,0 +1,134 @@
+"""Input and output in Parquet files: local ones, on a file system that all nodes share, or in a bucket of S3."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+_DRAFT = ".draft"
+
+
+class InputProblem(ValueError):
+    """Files that cannot be read as one table; the text names the file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Row groups of a file, which one task reads. ``size``: bytes in memory, about."""
+
+    path: str
+    row_groups: tuple[int, ...]
+    rows: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """Files with one schema.
+
+    :param paths: as they were given, in order.
+    """
+
+    paths: tuple[str, ...]
+    schema: pa.Schema
+    shares: tuple[Share, ...]
+
+    @property
+    def rows(self) -> int:
+        """Of all files."""
+        return sum(each.rows for each in self.shares)
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory, about."""
+        return sum(each.size for each in self.shares)
+
+
+def find_input(paths: Sequence[str], *, share_bytes: int) -> Input:
+    """The files, and how tasks share them: row groups that lie side by side, of about so many bytes.
+
+    :raises InputProblem: if a file is missing or damaged, or has other columns than the first one.
+    """
+    schema: pa.Schema | None = None
+    shares: list[Share] = []
+    for path in paths:
+        with _open(path) as file:
+            found = file.schema_arrow.remove_metadata()
+            if schema is None:
+                schema = found
+            elif not found.equals(schema):
+                raise InputProblem(f"{path}: other columns than in {paths[0]}: {_difference(found, schema)}")
+            shares += _shares(path, file.metadata, share_bytes)
+    if schema is None:
+        raise InputProblem("there are no files")
+    return Input(tuple(paths), schema, tuple(shares) or (Share(paths[0], (), 0, 0),))  # one without rows
+
+
+def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a share.
+
+    :raises InputProblem: if the file has changed, or is damaged.
+    """
+    with _open(share.path) as file:
+        try:
+            table = file.read_row_groups(list(share.row_groups), columns=columns)
+        except (pa.ArrowException, OSError) as error:
+            raise InputProblem(f"{share.path}: {error}") from error
+    if table.num_rows != share.rows:
+        raise InputProblem(f"{share.path}: it has changed meanwhile")
+    return table.replace_schema_metadata(None)
+
+
+def write_table(path: str, table: pa.Table) -> None:
+    """Write a file, whole or not at all; one that is there is replaced.
+
+    :raises OSError: if that cannot be.
+    """
+    system, place = pa.fs.FileSystem.from_uri(path) if "://" in path else (pa.fs.LocalFileSystem(), path)
+    if not isinstance(system, pa.fs.LocalFileSystem):  # an object is there when all of it has been written
+        pq.write_table(table, place, filesystem=system)
+        return
+    draft = f"{place}{_DRAFT}"
+    pq.write_table(table, draft, filesystem=system)
+    system.move(draft, place)
+
+
+def _open(path: str) -> pq.ParquetFile:
+    try:
+        if "://" not in path:
+            return pq.ParquetFile(path)
+        system, place = pa.fs.FileSystem.from_uri(path)
+        return pq.ParquetFile(place, filesystem=system)
+    except (pa.ArrowException, OSError) as error:
+        raise InputProblem(f"{path}: {error}") from error
+
+
+def _shares(path: str, metadata: pq.FileMetaData, share_bytes: int) -> Iterable[Share]:
+    groups: list[int] = []
+    rows = size = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        if groups and size + group.total_byte_size > share_bytes:
+            yield Share(path, tuple(groups), rows, size)
+            groups, rows, size = [], 0, 0
+        groups.append(number)
+        rows += group.num_rows
+        size += group.total_byte_size
+    if groups:
+        yield Share(path, tuple(groups), rows, size)
+
+
+def _difference(found: pa.Schema, wanted: pa.Schema) -> str:
+    missing = [field.name for field in wanted if field.name not in found.names]
+    more = [field.name for field in found if field.name not in wanted.names]
+    other = [
+        f"{name} is {found.field(name).type}, not {wanted.field(name).type}"
+        for name in found.names
+        if name in wanted.names and found.field(name).type != wanted.field(name).type
+    ]
+    parts = [f"without {', '.join(missing)}" if missing else "", f"with {', '.join(more)}" if more else "", *other]
+    return "; ".join(filter(None, parts)) or "in another order"

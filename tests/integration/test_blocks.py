@@ -1,0 +1,117 @@
+"""Storages of blocks: one suite for all of them, with real servers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreUnavailable
+from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from tests.integration import store_servers
+
+BUCKET = "blocks"
+STORAGES = ("memory", "directory", "valkey", "s3")
+
+
+@pytest.fixture(params=STORAGES)
+def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
+    if request.param == "memory":
+        url = "memory:"
+    elif request.param == "directory":
+        url = f"file://{tmp_path}/blocks"
+    elif request.param == "valkey":
+        server: store_servers.Valkey = request.getfixturevalue("valkey")
+        url = server.url
+    else:
+        request.getfixturevalue("s3_environment")
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+    with open_blocks(url) as storage:
+        yield storage
+        storage.delete_below("")
+
+
+def test_a_block_is_written_once_and_read_in_parts(blocks: Blocks) -> None:
+    assert blocks.create("job/a", [b"0123", memoryview(b"456789")])
+    assert bytes(blocks.read(Part("job/a"))) == b"0123456789"
+    assert bytes(blocks.read(Part("job/a", 2, 5))) == b"234"
+    assert bytes(blocks.read(Part("job/a", 7))) == b"789"
+    assert bytes(blocks.read(Part("job/a", 3, 3))) == b""
+    assert not blocks.create("job/a", [b"another"])
+    assert bytes(blocks.read(Part("job/a"))) == b"0123456789"
+
+
+def test_of_several_attempts_at_the_same_time_one_succeeds(blocks: Blocks) -> None:
+    with concurrent.futures.ThreadPoolExecutor(16) as attempts:
+        created = list(attempts.map(lambda number: blocks.create("job/a", [b"%02d" % number * 1000]), range(16)))
+    assert created.count(True) == 1
+    winner = created.index(True)
+    assert bytes(blocks.read(Part("job/a"))) == b"%02d" % winner * 1000
+
+
+def test_parts_come_in_their_order(blocks: Blocks) -> None:
+    for number in range(20):
+        blocks.create(f"job/{number}", [bytes([number]) * 100])
+    parts = [Part(f"job/{number}", number, number + 2) for number in range(20)]
+    assert [bytes(each) for each in blocks.read_all(parts)] == [bytes([number]) * 2 for number in range(20)]
+
+
+def test_what_is_not_there_is_said(blocks: Blocks) -> None:
+    blocks.create("job/short", [b"123"])
+    for part in (Part("job/none"), Part("job/none", 1, 2), Part("job/short", 1, 9)):
+        with pytest.raises(ObjectGone):
+            blocks.read(part)
+
+
+def test_all_of_an_exchange_is_deleted_and_nothing_else(blocks: Blocks) -> None:
+    for name in ("one/a", "one/b/c", "other/a", "one-more/a"):
+        blocks.create(name, [b"x"])
+    assert sorted(blocks.names("one/")) == ["one/a", "one/b/c"]
+    blocks.delete(["one/a", "one/never"])
+    assert sorted(blocks.names("one/")) == ["one/b/c"]
+    blocks.delete_below("one/")
+    assert sorted(blocks.names("")) == ["one-more/a", "other/a"]
+    blocks.delete_below("none/")
+    assert blocks.create("one/a", [b"again"])
+
+
+def test_a_block_is_taken_once_where_that_can_be(blocks: Blocks) -> None:
+    blocks.create("job/a", [b"x"])
+    if not blocks.can_take:
+        with pytest.raises(NotImplementedError):
+            blocks.take("job/a")
+        return
+    with concurrent.futures.ThreadPoolExecutor(8) as readers:
+        taken = [each for each in readers.map(blocks.take, ["job/a"] * 8) if each is not None]
+    assert [bytes(each) for each in taken] == [b"x"]
+    assert list(blocks.names("job/")) == []
+
+
+def test_an_empty_block_and_one_with_a_strange_name(blocks: Blocks) -> None:
+    assert blocks.create("job/[a]*?", [])
+    assert blocks.create("job/b", [])
+    assert bytes(blocks.read(Part("job/[a]*?"))) == b""
+    assert sorted(blocks.names("job/")) == ["job/[a]*?", "job/b"]
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "file://relative", "s3:/x", "valkey:x", "memory"])
+def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_blocks(url)
+
+
+def test_a_storage_that_does_not_answer_is_said() -> None:
+    with open_blocks("valkey://127.0.0.1:1/0") as storage, pytest.raises(StoreUnavailable):
+        storage.create("a", [b"x"])
+
+
+def test_a_directory_is_for_its_user_alone(tmp_path: Path) -> None:
+    with open_blocks(f"file://{tmp_path}/new/blocks") as storage:
+        storage.create("a", [b"x"])
+    assert (tmp_path / "new" / "blocks").stat().st_mode & 0o777 == 0o700
+    assert [each.name for each in (tmp_path / "new" / "blocks").iterdir()] == ["a"]

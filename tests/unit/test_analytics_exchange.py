@@ -1,0 +1,200 @@
+"""Exchange of partitions: whatever attempts do, the rows of one of them count; and the shaper."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farcall_analytics.exchange import Written, read, read_written, write_combined, write_pairs
+from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
+from farcall_common.errors import ObjectGone, StoreUnavailable
+from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.payload import Piece
+
+PARTITIONS = st.lists(st.lists(st.binary(max_size=20), max_size=3), min_size=1, max_size=8)
+
+
+class FailingBlocks(Blocks):
+    """Fails from the given write on, which is done or not."""
+
+    def __init__(self, blocks: Blocks, *, writes: int, is_done: bool) -> None:
+        self._blocks = blocks
+        self._left = writes
+        self._is_done = is_done
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        if self._left <= 0:
+            if self._is_done:
+                self._blocks.create(name, pieces)
+            raise StoreUnavailable("it was cut off")
+        self._left -= 1
+        return self._blocks.create(name, pieces)
+
+    def read(self, part: Part) -> memoryview:
+        return self._blocks.read(part)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        return self._blocks.names(prefix)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._blocks.delete(names)
+
+    def close(self) -> None:
+        self._blocks.close()
+
+
+def write(kind: str, blocks: Blocks, name: str, attempt: str, partitions: Sequence[Sequence[Piece]]) -> Written:
+    if kind == "combined":
+        return write_combined(blocks, name, partitions)
+    return write_pairs(blocks, name, attempt, partitions)
+
+
+def contents(blocks: Blocks, written: Sequence[Written], count: int) -> list[list[bytes]]:
+    return [[bytes(each) for each in read(blocks, written, number)] for number in range(count)]
+
+
+@given(st.sampled_from(["combined", "pairs"]), PARTITIONS, st.integers(1, 4))
+def test_each_partition_is_read_as_each_task_has_written_it(
+    kind: str, partitions: list[list[bytes]], tasks: int
+) -> None:
+    with open_blocks("memory:") as blocks:
+        written = [write(kind, blocks, f"job/{task}", "a", partitions) for task in range(tasks)]
+        expected = [[b"".join(pieces)] * tasks for pieces in partitions]
+        assert contents(blocks, written, len(partitions)) == expected
+        assert len(list(blocks.names("job/"))) == tasks * (1 if kind == "combined" else len(partitions) + 1)
+
+
+@pytest.mark.parametrize("kind", ["combined", "pairs"])
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("writes", range(5))
+def test_an_attempt_that_is_cut_off_anywhere_leaves_one_result(kind: str, is_done: bool, writes: int) -> None:
+    first, second = [[b"aa"], [b"a"], [b""]], [[b"b"], [b""], [b"bbb"]]
+    with open_blocks("memory:") as blocks:
+        failing = FailingBlocks(blocks, writes=writes, is_done=is_done)
+        try:
+            before = write(kind, failing, "job/0", "one", first)
+        except StoreUnavailable:
+            before = None
+        after = write(kind, blocks, "job/0", "two", second)
+        assert before in (None, after), "all attempts know the same result"
+        found = [each for [each] in contents(blocks, [after], 3)]
+        assert found in ([b"aa", b"a", b""], [b"b", b"", b"bbb"])
+        if before is not None:
+            assert found == [b"aa", b"a", b""]
+        assert write(kind, blocks, "job/0", "three", first) == after
+
+
+class ForgetfulBlocks(FailingBlocks):
+    """Each request is made twice, as when the first answer is lost."""
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        super().create(name, pieces)
+        return super().create(name, pieces)
+
+
+@pytest.mark.parametrize("kind", ["combined", "pairs"])
+def test_an_attempt_whose_answers_are_lost_counts_all_the_same(kind: str) -> None:
+    with ForgetfulBlocks(open_blocks("memory:"), writes=100, is_done=True) as blocks:
+        written = write(kind, blocks, "job/0", "one", [[b"x"], [b"y"]])
+        assert contents(blocks, [written], 2) == [[b"x"], [b"y"]]
+
+
+def test_of_attempts_that_lost_nothing_is_left() -> None:
+    with open_blocks("memory:") as blocks:
+        for attempt in ("one", "two", "three"):
+            write_pairs(blocks, "job/0", attempt, [[b"x"], [b"y"]])
+        assert sorted(blocks.names("job/")) == ["job/0/committed", "job/0/one/0", "job/0/one/1"]
+
+
+def test_what_is_no_block_of_partitions_is_refused() -> None:
+    with open_blocks("memory:") as blocks:
+        blocks.create("other", [bytes(100)])
+        with pytest.raises(ValueError, match="other is no block with 3 partitions"):
+            read_written(blocks, "other", 3)
+        write_combined(blocks, "job/0", [[b"x"]])
+        with pytest.raises(ObjectGone):
+            read_written(blocks, "job/0", 50)
+        with pytest.raises(ObjectGone):
+            list(read(blocks, [Written("job/none", (0, 5))], 0))
+
+
+# -- shaper ------------------------------------------------------------------------------------------------------------
+
+
+class Time:
+    """A clock that a sleep moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def shaped(tmp_path: Path, shape: Shape, time: Time, *, seed: int = 1) -> ShapedBlocks:
+    times = SharedTimes(tmp_path / "times")
+    return ShapedBlocks(open_blocks("memory:"), shape, times, seed=seed, clock=lambda: time.now, sleep=time.sleep)
+
+
+@pytest.mark.parametrize(
+    ("shape", "written_s", "read_s"),
+    [
+        (Shape(), 0.0, 0.0),
+        (Shape(writes=10, reads=20), 2.0, 1.0),
+        (Shape(written_bytes=1000, read_bytes=500), 2.0, 4.0),
+        (Shape(worker_written_bytes=500, worker_read_bytes=1000), 4.0, 2.0),
+        (Shape(latency_s=0.5), 10.0, 10.0),
+        (Shape(worker_read_bytes=1000, slow_part=1.0, slow_factor=4.0), 0.0, 8.0),
+    ],
+)
+def test_requests_and_bytes_take_the_time_of_the_shape(
+    tmp_path: Path, shape: Shape, written_s: float, read_s: float
+) -> None:
+    time = Time()
+    with shaped(tmp_path, shape, time) as blocks:
+        for number in range(20):
+            assert blocks.create(f"{number}", [bytes(100)])
+        assert time.now == pytest.approx(100 + written_s)
+        for number in range(20):
+            assert len(blocks.read(Part(f"{number}"))) == 100
+        assert time.now == pytest.approx(100 + written_s + read_s)
+
+
+def test_processes_share_the_limits_of_a_storage_and_not_those_of_a_worker(tmp_path: Path) -> None:
+    shape, time = Shape(writes=10, worker_written_bytes=1000), Time()
+    with shaped(tmp_path, shape, time) as one, shaped(tmp_path, shape, time) as other:
+        for number, blocks in itertools.product(range(10), (one, other)):
+            blocks.create(f"{number}", [bytes(10)])
+        assert time.now == pytest.approx(102)
+        time.now = 200.0
+        started = [time.now]
+        for blocks in (one, other):
+            time.now = 200.0
+            blocks.create("large", [bytes(1000)])
+            started.append(time.now)
+        assert started == pytest.approx([200, 201, 201])
+
+
+def test_latencies_have_a_tail_and_are_those_of_the_seed(tmp_path: Path) -> None:
+    shape = Shape(latency_s=0.1, latency_sigma=1.0)
+    took = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        time = Time()
+        with shaped(tmp_path / name, shape, time) as blocks:
+            instants = [time.now]
+            for number in range(200):
+                blocks.create(f"{number}", [b"x"])
+                instants.append(time.now)
+        took.append([after - before for before, after in itertools.pairwise(instants)])
+    assert took[0] == took[1]
+    ordered = sorted(took[0])
+    assert ordered[100] == pytest.approx(0.1, rel=0.3)
+    assert ordered[-1] > 5 * ordered[100]
+    assert math.isfinite(ordered[-1])
