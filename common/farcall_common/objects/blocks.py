@@ -28,7 +28,7 @@ _AT_A_TIME: Final = 8
 _PREFIX: Final = "farcall:block:"
 _STEP: Final = 500
 _KEPT_S: Final = 86_400
-"""Valkey deletes blocks that nobody has deleted."""
+"""After so long Valkey deletes what was not deleted."""
 
 
 class Part(NamedTuple):
