@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -81,16 +82,20 @@ class Slowdowns:
     def with_copies(self, after: float) -> Slowdowns:
         """The factors where a task that takes longer than this part of the others is started once more, and the first
         of both counts."""
-        ordered = sorted(self.factors)
-        limit = ordered[_place(after, len(ordered))]
-        found = [each if each <= limit else min(each, limit + copy) for each in ordered for copy in ordered]
-        found.sort()
-        step = len(ordered)  # as many factors as before
-        return Slowdowns(tuple(sum(found[at : at + step]) / step for at in range(0, len(found), step)))
+        return _with_copies(self, after)
 
 
 NONE: Final = Slowdowns()
 """All tasks take as long as on average."""
+
+
+@functools.cache
+def _with_copies(slowdowns: Slowdowns, after: float) -> Slowdowns:
+    ordered = sorted(slowdowns.factors)
+    limit = ordered[_place(after, len(ordered))]
+    found = sorted(each if each <= limit else min(each, limit + copy) for each in ordered for copy in ordered)
+    step = len(ordered)  # as many factors as before
+    return Slowdowns(tuple(sum(found[at : at + step]) / step for at in range(0, len(found), step)))
 
 
 def _place(part: float, count: int) -> int:

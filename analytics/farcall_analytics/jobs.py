@@ -7,6 +7,7 @@ its end, however it ends.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -38,32 +39,32 @@ def sort(
     source: Input,
     keys: Keys,
     output: str,
+    way: Way,
     *,
-    storage: str,
     partitions: int,
-    combines: bool = True,
-    codec: str = "none",
     seed: int = 0,
 ) -> list[str]:
     """Sort files into so many others, whose rows are sorted within each and from one to the next; their paths.
 
     :param keys: see :data:`~farcall_analytics.sorting.Keys`.
     :param output: a directory, or a prefix in a bucket, for files ``part-00000.parquet`` and so on.
-    :param storage: address of the storage between tasks; see :func:`~farcall_common.objects.blocks.open_blocks`.
-    :param combines, codec: see :class:`~farcall_analytics.passing.Way`.
-    :raises ValueError: for a key that is no column.
+    :param way: how rows go from task to task.
+    :raises ValueError: for a key that is no column, or another order.
     :raises RuntimeError: if rows were lost or doubled.
     """
     _check_columns(source, [name for name, _ in keys])
+    for name, order in keys:
+        if order not in ("ascending", "descending"):
+            raise ValueError(f"{name}: expected ascending or descending, got {order!r}")
     paths = _paths(output, partitions)
-    with _way(storage, combines=combines, codec=codec) as way:
+    with _of_job(way) as own:
         shares = list(enumerate(source.shares))
         count = _SAMPLED_ROWS * partitions
         samples = _run(executor, sorting.sample, [(share, keys, count, seed + task) for task, share in shares])
         bounds = sorting.splitters(samples, keys, partitions)
-        calls = [(share, keys, bounds, partitions, way, task, uuid.uuid4().hex, seed + task) for task, share in shares]
+        calls = [(share, keys, bounds, partitions, own, task, uuid.uuid4().hex, seed + task) for task, share in shares]
         written = _run(executor, sorting.partition, calls)
-        rows = sum(_run(executor, sorting.combine, [(written, n, keys, way, path) for n, path in enumerate(paths)]))
+        rows = sum(_run(executor, sorting.combine, [(written, n, keys, own, path) for n, path in enumerate(paths)]))
     if rows != source.rows:
         raise RuntimeError(f"{rows} rows were written, and {source.rows} read")
     return paths
@@ -75,11 +76,9 @@ def group(
     keys: Sequence[str],
     aggregates: Aggregates,
     output: str,
+    way: Way,
     *,
-    storage: str,
     partitions: int,
-    combines: bool = True,
-    codec: str = "none",
 ) -> list[str]:
     """Group the rows of files; the paths of as many new ones as there are partitions, with each group in one of them.
 
@@ -94,13 +93,13 @@ def group(
             raise ValueError(f"{each.function} of {each.column} is no aggregate")
     _check_columns(source, [*keys, *(each.column for each in aggregates.values() if each.column is not None)])
     paths = _paths(output, partitions)
-    with _way(storage, combines=combines, codec=codec) as way:
+    with _of_job(way) as own:
         calls = [
-            (share, keys, aggregates, partitions, way, task, uuid.uuid4().hex)
+            (share, keys, aggregates, partitions, own, task, uuid.uuid4().hex)
             for task, share in enumerate(source.shares)
         ]
         written = _written(_run(executor, hashing.partition_groups, calls))
-        _run(executor, hashing.combine_groups, [(written, n, keys, aggregates, way, p) for n, p in enumerate(paths)])
+        _run(executor, hashing.combine_groups, [(written, n, keys, aggregates, own, p) for n, p in enumerate(paths)])
     return paths
 
 
@@ -110,12 +109,10 @@ def join(
     right: Input,
     keys: Sequence[str],
     output: str,
+    way: Way,
     *,
-    kind: JoinKind = "inner",
-    storage: str,
     partitions: int,
-    combines: bool = True,
-    codec: str = "none",
+    kind: JoinKind = "inner",
 ) -> list[str]:
     """Join two inputs by columns that both have; the paths of the new files.
 
@@ -136,19 +133,21 @@ def join(
     if both and kind not in ("semi", "anti"):
         raise ValueError(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
     paths = _paths(output, partitions)
-    with _way(storage, combines=combines, codec=codec) as way:
+    with _of_job(way) as own:
         calls = [
-            (share, keys, partitions, way, f"{name}{task}", uuid.uuid4().hex)
+            (share, keys, partitions, own, f"{name}{task}", uuid.uuid4().hex)
             for name, side in (("l", left), ("r", right))
             for task, share in enumerate(side.shares)
         ]
         written = _written(_run(executor, hashing.partition_rows, calls))
         sides = written[: len(left.shares)], written[len(left.shares) :]
-        _run(executor, hashing.combine_join, [(*sides, n, keys, kind, way, path) for n, path in enumerate(paths)])
+        _run(executor, hashing.combine_join, [(*sides, n, keys, kind, own, path) for n, path in enumerate(paths)])
     return paths
 
 
 def _paths(output: str, partitions: int) -> list[str]:
+    if partitions < 1:
+        raise ValueError(f"partitions: expected 1 or more, got {partitions}")
     return [f"{output.rstrip('/')}/part-{number:05d}.parquet" for number in range(partitions)]
 
 
@@ -167,13 +166,14 @@ def _written(partitioned: Sequence[Partitioned]) -> list[Written]:
 
 
 @contextlib.contextmanager
-def _way(storage: str, *, combines: bool, codec: str) -> Iterator[Way]:
-    way = Way(storage, f"farcall-{uuid.uuid4().hex}", combines, codec)
+def _of_job(way: Way) -> Iterator[Way]:
+    """With names for a job of its own, of which nothing is left."""
+    own = dataclasses.replace(way, job=f"farcall-{uuid.uuid4().hex}")
     try:
-        yield way
+        yield own
     finally:
-        with open_blocks(storage) as blocks:
-            blocks.delete_below(f"{way.job}/")
+        with open_blocks(own.url) as blocks:
+            blocks.delete_below(f"{own.job}/")
 
 
 def _run(executor: Executor, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:

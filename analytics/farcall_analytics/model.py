@@ -86,16 +86,14 @@ class Transfer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """``computed``: bytes that are partitioned, or combined. ``moved``: bytes that are compressed, or decompressed.
-    ``repeats``: how often it is done."""
+    """``computed``: bytes that are partitioned and compressed, or decompressed and combined. ``repeats``: how often it
+    is done."""
 
     name: str
     tasks: int
     transfers: tuple[Transfer, ...]
     computed: float
     combines: bool = False
-    compressed: float = 0.0
-    decompressed: float = 0.0
     repeats: int = 1
 
 
@@ -203,8 +201,7 @@ def _direct(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple
     if tasks > plan.parallel:
         raise Infeasible(f"{tasks} tasks do not run at the same time on {plan.parallel} workers")
     sent = Transfer(plan.tier, tasks * tasks, shuffle.size * plan.codec.ratio, is_write=True)
-    partition, combine = _partition(shuffle, tasks, outer, sent), _combine(shuffle, tasks, outer, None)
-    return partition, combine
+    return _partition(shuffle, tasks, outer, sent), _combine(shuffle, tasks, outer, None)
 
 
 _PHASES: Final[Mapping[Method, Callable[[Shuffle, Plan, Workers, str], tuple[Phase, ...]]]] = {
@@ -219,13 +216,13 @@ _PHASES: Final[Mapping[Method, Callable[[Shuffle, Plan, Workers, str], tuple[Pha
 
 def _partition(shuffle: Shuffle, tasks: int, outer: str, written: Transfer) -> Phase:
     read = (Transfer(outer, tasks, shuffle.input_size, is_write=False),) if shuffle.input_size else ()
-    return Phase("partition", tasks, (*read, written), shuffle.size, compressed=shuffle.size)
+    return Phase("partition", tasks, (*read, written), shuffle.size)
 
 
 def _combine(shuffle: Shuffle, tasks: int, outer: str, read: Transfer | None) -> Phase:
     written = (Transfer(outer, tasks, shuffle.output_size, is_write=True),) if shuffle.output_size else ()
     reads = () if read is None else (read,)
-    return Phase("combine", tasks, (*reads, *written), shuffle.size, combines=True, decompressed=shuffle.size)
+    return Phase("combine", tasks, (*reads, *written), shuffle.size, combines=True)
 
 
 # -- time and dollars --------------------------------------------------------------------------------------------------
@@ -321,11 +318,12 @@ def _transfer_s(transfer: Transfer, tier: Tier, memory: float, at_a_time: int, *
 
 
 def _processors_s(phase: Phase, plan: Plan, workers: Workers, at_a_time: int) -> float:
-    rate = workers.combine_bytes_per_s if phase.combines else workers.partition_bytes_per_s
-    work_s = phase.computed / rate
-    if plan.codec is not NO_CODEC:
-        work_s += phase.compressed / plan.codec.compress_bytes_per_s
-        work_s += phase.decompressed / plan.codec.decompress_bytes_per_s
+    codec = plan.codec
+    if phase.combines:
+        rates = workers.combine_bytes_per_s, codec.decompress_bytes_per_s
+    else:
+        rates = workers.partition_bytes_per_s, codec.compress_bytes_per_s
+    work_s = sum(phase.computed / rate for rate in rates)
     return work_s / (at_a_time * workers.cores(plan.memory))
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-_DRAFT = ".draft"
+from farcall_common.files import write_whole
 
 
 class InputProblem(ValueError):
@@ -84,27 +86,31 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def write_table(path: str, table: pa.Table) -> None:
-    """Write a file, whole or not at all; one that is there is replaced.
+    """Write a file, whole or not at all, and its directory if that is missing; a file that is there is replaced.
 
     :raises OSError: if that cannot be.
     """
-    system, place = pa.fs.FileSystem.from_uri(path) if "://" in path else (pa.fs.LocalFileSystem(), path)
+    system, place = _place(path)
     if not isinstance(system, pa.fs.LocalFileSystem):  # an object is there when all of it has been written
         pq.write_table(table, place, filesystem=system)
         return
-    draft = f"{place}{_DRAFT}"
-    pq.write_table(table, draft, filesystem=system)
-    system.move(draft, place)
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(place), sink.getvalue())
 
 
 def _open(path: str) -> pq.ParquetFile:
     try:
-        if "://" not in path:
-            return pq.ParquetFile(path)
-        system, place = pa.fs.FileSystem.from_uri(path)
+        system, place = _place(path)
         return pq.ParquetFile(place, filesystem=system)
     except (pa.ArrowException, OSError) as error:
         raise InputProblem(f"{path}: {error}") from error
+
+
+def _place(path: str) -> tuple[pa.fs.FileSystem, str]:
+    """Where a path leads: a URL, or a file of this machine."""
+    return pa.fs.FileSystem.from_uri(path) if "://" in path else (pa.fs.LocalFileSystem(), path)
 
 
 def _shares(path: str, metadata: pq.FileMetaData, share_bytes: int) -> Iterable[Share]:

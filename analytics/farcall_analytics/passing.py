@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -13,21 +13,30 @@ import pyarrow.ipc
 from farcall_analytics.exchange import Written, read, write_combined, write_pairs
 from farcall_common.objects.blocks import open_blocks
 
+_CODECS: Final = ("none", "lz4", "zstd")
+
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How the tasks of an exchange pass their data on.
+    """How the tasks of a job pass their data on.
 
-    :param url: of the storage.
-    :param job: what all names begin with.
+    :param url: of the storage, which all tasks reach; see :func:`~farcall_common.objects.blocks.open_blocks`.
     :param combines: whether a task writes one block for all others.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
+    :param job: what all names begin with; each job has its own.
+    :raises ValueError: for a codec that is none of these, and for memory that tasks do not share.
     """
 
     url: str
-    job: str
     combines: bool = True
     codec: str = "none"
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        if self.codec not in _CODECS:
+            raise ValueError(f"codec: expected {', '.join(_CODECS)}, got {self.codec!r}")
+        if self.url == "memory:":
+            raise ValueError("memory: is not shared between tasks; use a directory, a bucket or a Valkey")
 
 
 def write_tables(way: Way, task: int | str, attempt: str, tables: Sequence[pa.Table]) -> Written:

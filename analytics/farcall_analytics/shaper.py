@@ -7,7 +7,6 @@ as a worker has.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import math
 import mmap
 import os
@@ -17,11 +16,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from farcall_common.objects.blocks import Blocks, Part
 from farcall_common.payload import Piece
+from farcall_common.private import locked
 
 _READS, _WRITES, _READ_BYTES, _WRITTEN_BYTES = range(4)
 _STATE: Final = struct.Struct("4d")
@@ -56,14 +55,15 @@ class SharedTimes:
     all processes of a machine have in common."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._descriptor, _STATE.size)
-        self._memory = mmap.mmap(self._descriptor, _STATE.size)
-        self._lock = threading.Lock()
+        self._path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(descriptor, _STATE.size)
+        self._memory = mmap.mmap(descriptor, _STATE.size)
+        os.close(descriptor)
 
     def reserve(self, amounts: Sequence[tuple[int, float]], now: float) -> float:
         """Reserve so many seconds of each of these limits; when the last of them has been used up."""
-        with self._lock, _Locked(self._descriptor):
+        with locked(self._path):
             free_at = list(_STATE.unpack_from(self._memory))
             for limit, seconds in amounts:
                 free_at[limit] = max(free_at[limit], now) + seconds
@@ -73,23 +73,6 @@ class SharedTimes:
     def close(self) -> None:
         """Close the file; it stays."""
         self._memory.close()
-        os.close(self._descriptor)
-
-
-class _Locked:
-    """A lock of a file, among processes."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> Self:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
 class ShapedBlocks(Blocks):

@@ -67,7 +67,7 @@ def partition(
 def combine(written: Sequence[Written], number: int, keys: Keys, way: Way, output: str) -> int:
     """Merge one range of all tasks, write it to a file, and return its number of rows."""
     table = pa.concat_tables(read_tables(way, written, number))
-    order = pc.sort_indices(table, sort_keys=_order(keys)[:-1])
+    order = pc.sort_indices(table, sort_keys=list(keys))
     write_table(output, table.take(order))
     return len(order)
 

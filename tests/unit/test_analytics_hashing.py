@@ -16,6 +16,7 @@ from farcall_analytics import hashing, jobs
 from farcall_analytics.exchange import Written
 from farcall_analytics.hashing import Aggregate, Partitioned
 from farcall_analytics.parquet import Input
+from farcall_analytics.passing import Way
 from tests.unit.test_analytics_sorting import files, random_rows
 
 AGGREGATES = {
@@ -57,11 +58,9 @@ def test_groups_are_those_of_the_oracle(
     executor: ThreadPoolExecutor, tmp_path: Path, keys: list[str], combines: bool, groups: int
 ) -> None:
     rows = measured(2000, groups=groups)
-    (tmp_path / "out").mkdir()
-    paths = jobs.group(
-        executor, files(tmp_path / "in", rows), keys, AGGREGATES, str(tmp_path / "out"),
-        storage=f"file://{tmp_path}/blocks", partitions=5, combines=combines,
-    )  # fmt: skip
+    way = Way(f"file://{tmp_path}/blocks", combines)
+    source = files(tmp_path / "in", rows)
+    paths = jobs.group(executor, source, keys, AGGREGATES, str(tmp_path / "out"), way, partitions=5)
     names = ", ".join(map(hashing.quoted, keys))
     found = rows_of(paths)
     expected = duckdb.sql(f"select {names}, {ORACLE} from rows group by {names}").to_arrow_table()
@@ -73,11 +72,9 @@ def test_groups_are_those_of_the_oracle(
 def test_joins_are_those_of_the_oracle(executor: ThreadPoolExecutor, tmp_path: Path, kind: hashing.JoinKind) -> None:
     left = random_rows(600, different=100).select(["a", "b", "c"])
     right = random_rows(90, seed=5, different=150).select(["a", "c"]).rename_columns(["a", "d"])
-    (tmp_path / "out").mkdir()
-    paths = jobs.join(
-        executor, files(tmp_path / "l", left), files(tmp_path / "r", right), ["a"], str(tmp_path / "out"),
-        kind=kind, storage=f"file://{tmp_path}/blocks", partitions=4,
-    )  # fmt: skip
+    way = Way(f"file://{tmp_path}/blocks")
+    sides = files(tmp_path / "l", left), files(tmp_path / "r", right)
+    paths = jobs.join(executor, *sides, ["a"], str(tmp_path / "out"), way, partitions=4, kind=kind)
     with duckdb.connect() as connection:
         connection.register("l", left)
         connection.register("r", right)
@@ -90,10 +87,10 @@ def test_what_cannot_be_grouped_or_joined_is_refused(executor: ThreadPoolExecuto
     other = files(tmp_path / "other", pa.table({"a": ["x"], "b": [1]}))
 
     def group(keys: list[str], aggregates: hashing.Aggregates) -> None:
-        jobs.group(executor, one, keys, aggregates, "out", storage="memory:", partitions=1)
+        jobs.group(executor, one, keys, aggregates, "out", Way("file:///none"), partitions=1)
 
     def join(left: Input, right: Input, keys: list[str]) -> None:
-        jobs.join(executor, left, right, keys, "out", storage="memory:", partitions=1)
+        jobs.join(executor, left, right, keys, "out", Way("file:///none"), partitions=1)
 
     with pytest.raises(ValueError, match="needs keys and aggregates"):
         group([], {"n": Aggregate("count")})

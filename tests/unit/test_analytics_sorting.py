@@ -15,6 +15,7 @@ import pytest
 
 from farcall_analytics import jobs, sorting
 from farcall_analytics.parquet import Input, InputProblem, find_input, read_share, write_table
+from farcall_analytics.passing import Way
 from farcall_analytics.sorting import Keys
 from farcall_common.objects.blocks import open_blocks
 
@@ -35,10 +36,11 @@ def files(directory: Path, table: pa.Table, *, count: int = 3, group_rows: int =
     return find_input([str(directory / f"{number}.parquet") for number in range(count)], share_bytes=2000)
 
 
-def sort(executor: jobs.Executor, source: Input, keys: Keys, tmp_path: Path, **options: Any) -> list[pa.Table]:
-    (tmp_path / "out").mkdir()
+def sort(
+    executor: jobs.Executor, source: Input, keys: Keys, tmp_path: Path, *, partitions: int = 4, **way: Any
+) -> list[pa.Table]:
     storage = f"file://{tmp_path}/blocks"
-    paths = jobs.sort(executor, source, keys, str(tmp_path / "out"), storage=storage, **{"partitions": 4, **options})
+    paths = jobs.sort(executor, source, keys, str(tmp_path / "out"), Way(storage, **way), partitions=partitions)
     with open_blocks(storage) as blocks:
         assert list(blocks.names("")) == [], "nothing is left in the storage"
     return [pq.read_table(path) for path in paths]
@@ -117,11 +119,8 @@ class Flaky:
 def test_attempts_neither_double_nor_lose_rows(executor: ThreadPoolExecutor, tmp_path: Path, combines: bool) -> None:
     table = random_rows(2000)
     source = files(tmp_path / "in", table)
-    (tmp_path / "out").mkdir()
-    paths = jobs.sort(
-        Flaky(executor), source, BY_A, str(tmp_path / "out"), storage=f"file://{tmp_path}/blocks", partitions=5,
-        combines=combines,
-    )  # fmt: skip
+    way = Way(f"file://{tmp_path}/blocks", combines)
+    paths = jobs.sort(Flaky(executor), source, BY_A, str(tmp_path / "out"), way, partitions=5)
     found = pa.concat_tables([pq.read_table(path) for path in paths])
     assert sorted(found["c"].to_pylist()) == sorted(table["c"].to_pylist())
 
@@ -134,7 +133,15 @@ def test_a_stage_that_fails_ends_the_job_and_leaves_nothing(executor: ThreadPool
     with open_blocks(f"file://{tmp_path}/blocks") as blocks:
         assert list(blocks.names("")) == []
     with pytest.raises(ValueError, match="x is no column; there are a, b, c"):
-        jobs.sort(executor, source, [("x", "ascending")], "out", storage="memory:", partitions=1)
+        sort(executor, source, [("x", "ascending")], tmp_path)
+    with pytest.raises(ValueError, match="a: expected ascending or descending, got 'desc'"):
+        sort(executor, source, [("a", "desc")], tmp_path)
+    with pytest.raises(ValueError, match="partitions: expected 1 or more, got 0"):
+        sort(executor, source, BY_A, tmp_path, partitions=0)
+    with pytest.raises(ValueError, match="codec: expected none, lz4, zstd, got 'gzip'"):
+        sort(executor, source, BY_A, tmp_path, codec="gzip")
+    with pytest.raises(ValueError, match="is not shared between tasks"):
+        Way("memory:")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -173,3 +180,11 @@ def test_a_file_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path) -> 
         write_table(str(tmp_path / "x.parquet"), table)
         assert pq.read_table(tmp_path / "x.parquet").equals(table)
     assert [each.name for each in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_attempts_that_write_a_file_at_the_same_time_do_not_meet(executor: ThreadPoolExecutor, tmp_path: Path) -> None:
+    tables = [random_rows(count) for count in (100, 20_000)]
+    path = tmp_path / "new" / "x.parquet"
+    list(executor.map(write_table, [str(path)] * 20, tables * 10))
+    assert any(pq.read_table(path).equals(table) for table in tables)
+    assert [each.name for each in path.parent.iterdir()] == ["x.parquet"]

@@ -10,19 +10,20 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import contextlib
+import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from farcall_common.errors import ConfigurationError, ObjectGone
 from farcall_common.objects.s3 import bucket_errors, open_bucket
-from farcall_common.objects.valkey import checked, open_client, server_errors
+from farcall_common.objects.valkey import SCHEMES, checked, open_client, server_errors
 from farcall_common.payload import Piece
 
 if TYPE_CHECKING:
     from obstore.store import LocalStore, MemoryStore, S3Store
 
-_FORMS: Final = "s3://BUCKET/PREFIX, file:///SHARED/DIRECTORY, memory: or valkey://:PASSWORD@HOST:PORT/0"
+_FORMS: Final = "s3://BUCKET/PREFIX, file:///SHARED/DIRECTORY, or valkey://:PASSWORD@HOST:PORT/0"
 _AT_A_TIME: Final = 8
 """Reads of one task that go on at the same time."""
 _PREFIX: Final = "farcall:block:"
@@ -111,13 +112,13 @@ def open_blocks(url: str) -> Blocks:
     scheme, _, rest = url.partition(":")
     if scheme in ("s3", "file", "memory"):
         return ObjectBlocks(url)
-    if scheme in ("valkey", "valkeys", "redis", "rediss", "unix") and rest.startswith("//"):
+    if scheme in SCHEMES and rest.startswith("//"):
         return ValkeyBlocks(url)
     raise ConfigurationError(f"{scheme}: is no storage of blocks.", hint=f"Write {_FORMS}.")
 
 
 class ObjectBlocks(Blocks):
-    """Blocks in a bucket of S3, in a directory that all nodes share, or in this process (for tests)."""
+    """Blocks in a bucket of S3, in a directory that all nodes share, or in this object alone (``memory:``)."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -221,7 +222,7 @@ def _open_store(url: str) -> S3Store | LocalStore | MemoryStore:
         ) from error
     if url == "memory:":
         return MemoryStore()
-    directory = Path(url.removeprefix("file://"))
+    directory = Path(urllib.parse.unquote(url.removeprefix("file://")))
     if not url.startswith("file:///"):
         raise ConfigurationError(f"{url} is not the address of a directory.", hint="Write file:///SHARED/DIRECTORY.")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,8 +237,8 @@ def _whole(found: memoryview, part: Part) -> memoryview:
 
 
 def _gone(part: Part) -> ObjectGone:
-    end = "" if part.end is None else part.end
-    return ObjectGone(f"There is no block {part.name} with the bytes {part.start} to {end}.".replace(" to .", " on."))
+    where = f"from {part.start} on" if part.end is None else f"{part.start} to {part.end}"
+    return ObjectGone(f"There is no block {part.name} with the bytes {where}.")
 
 
 def _escaped(prefix: str) -> str:

@@ -29,6 +29,7 @@ from farcall_common.objects.encoding import encode
 from farcall_common.objects.memory import Memory as Memory
 from farcall_common.objects.references import Reference, connected, name_of, remember
 from farcall_common.objects.s3 import S3 as S3
+from farcall_common.objects.valkey import SCHEMES
 from farcall_common.objects.valkey import Valkey as Valkey
 
 T = TypeVar("T")
@@ -268,7 +269,7 @@ def connector_at(url: str) -> Connector:
     scheme, _, rest = url.partition(":")
     if scheme == "s3":
         return connected("s3", {"url": url})
-    if scheme in ("valkey", "valkeys", "redis", "rediss", "unix"):
+    if scheme in SCHEMES:
         return connected("valkey", {"url": url})
     if scheme == "memory" and not rest:
         return connected("memory", {"path": _private_memory()})

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 512 * 2**20
 """Of a value in Valkey and Redis."""
 _PREFIX: Final = "farcall:object:"
-_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
+SCHEMES: Final = ("valkey", "valkeys", "redis", "rediss", "unix")
+"""Of addresses."""
+_OWN_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _READ_BYTES: Final = 2**18
 _SMALL_BYTES: Final = 4096
 """Arguments up to this size are sent together."""
@@ -47,7 +49,7 @@ def open_client(url: str, *, timeout_s: float) -> redis.Redis:
     scheme, separator, rest = url.partition("://")
     try:
         return redis.Redis.from_url(
-            f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}",
+            f"{_OWN_SCHEMES.get(scheme, scheme)}{separator}{rest}",
             socket_timeout=timeout_s,
             socket_connect_timeout=min(timeout_s, 5.0),
             socket_read_size=_READ_BYTES,
