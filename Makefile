@@ -41,7 +41,7 @@ setup: .venv/.synced
 
 # The published packages as source distributions and wheels; the wheels are built from the former.
 DIST ?= dist
-PUBLISHED := common endpoint forwarder_fargate infra lambdas local sdk
+PUBLISHED := analytics common endpoint forwarder_fargate infra lambdas local sdk
 wheels: | $(filter .tools/%,$(UV))
 	@for part in $(PUBLISHED); do $(UV) build --quiet --out-dir $(DIST) $$part || exit 1; done
 

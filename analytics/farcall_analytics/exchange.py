@@ -5,7 +5,7 @@ and a speculative copy neither double nor lose a row, even if their rows are in 
 is created once:
 
 - *combined*: the one block with all partitions, which begins with their offsets;
-- *pairs* (one block for each task that combines): a small block with the number of the attempt, behind the others.
+- *pairs* (one block for each task that combines): a small block that names the attempt, behind the others.
 """
 
 from __future__ import annotations
@@ -29,17 +29,30 @@ class Written(msgspec.Struct, frozen=True):
     """What the committed attempt of a task has written.
 
     :param name: of its block; of pairs, what the names of its blocks begin with.
-    :param offsets: where partitions begin and end in the block; empty for pairs.
+    :param offsets: where partitions begin and end in the block; of pairs, the sums of their sizes.
+    :param first: the number of its first partition.
+    :param storage: the number of the storage where it is.
     """
 
     name: str
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[int, ...]
+    is_combined: bool = True
+    first: int = 0
+    storage: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of all partitions."""
+        return self.offsets[-1] - self.offsets[0]
+
+    def has(self, partition: int) -> bool:
+        """Whether a partition is in it."""
+        return self.first <= partition < self.first + len(self.offsets) - 1
 
     def part(self, partition: int) -> Part:
         """Where a partition is."""
-        if not self.offsets:
-            return Part(f"{self.name}{partition}")
-        return Part(self.name, *self.offsets[partition : partition + 2])
+        own = partition - self.first
+        return Part(self.name, *self.offsets[own : own + 2]) if self.is_combined else Part(f"{self.name}{own}")
 
 
 def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piece]]) -> Written:
@@ -48,15 +61,14 @@ def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piec
     :param name: of the task.
     """
     start = _HEAD.size + _OFFSET.size * (len(partitions) + 1)
-    sizes = (sum(map(len, pieces)) for pieces in partitions)
-    offsets = tuple(itertools.accumulate(sizes, initial=start))
+    offsets = _offsets(partitions, start)
     head = _HEAD.pack(_MAGIC, len(partitions)) + b"".join(map(_OFFSET.pack, offsets))
     if blocks.create(name, [head, *itertools.chain.from_iterable(partitions)]):
         return Written(name, offsets)
-    return read_written(blocks, name, len(partitions))
+    return read_combined(blocks, name, len(partitions))
 
 
-def read_written(blocks: Blocks, name: str, count: int) -> Written:
+def read_combined(blocks: Blocks, name: str, count: int) -> Written:
     """What is in a combined block with so many partitions.
 
     :raises ObjectGone: if there is none.
@@ -74,15 +86,27 @@ def write_pairs(blocks: Blocks, name: str, attempt: str, partitions: Sequence[Se
 
     :param name: of the task. ``attempt``: differs from that of each other attempt.
     """
-    own = f"{name}/{attempt}/"
+    own = Written(f"{name}/{attempt}/", _offsets(partitions, 0), is_combined=False)
     for number, pieces in enumerate(partitions):
-        blocks.create(f"{own}{number}", pieces)
-    if blocks.create(f"{name}/committed", [attempt.encode()]):
-        return Written(own)
-    winner = bytes(blocks.read(Part(f"{name}/committed"))).decode()
-    if winner != attempt:  # it is this one if the answer to a first request was lost
-        blocks.delete([f"{own}{number}" for number in range(len(partitions))])
-    return Written(f"{name}/{winner}/")
+        blocks.create(f"{own.name}{number}", pieces)
+    if blocks.create(f"{name}/committed", [msgspec.msgpack.encode(own)]):
+        return own
+    winner = read_pairs(blocks, name)
+    if winner != own:  # it is this one if the answer to a first request was lost
+        blocks.delete([f"{own.name}{number}" for number in range(len(partitions))])
+    return winner
+
+
+def read_pairs(blocks: Blocks, name: str) -> Written:
+    """The pairs that a task has committed.
+
+    :raises ObjectGone: if there are none.
+    """
+    return msgspec.msgpack.decode(blocks.read(Part(f"{name}/committed")), type=Written)
+
+
+def _offsets(partitions: Sequence[Sequence[Piece]], start: int) -> tuple[int, ...]:
+    return tuple(itertools.accumulate((sum(map(len, pieces)) for pieces in partitions), initial=start))
 
 
 def read(blocks: Blocks, written: Sequence[Written], partition: int) -> list[memoryview]:

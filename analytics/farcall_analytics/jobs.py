@@ -1,191 +1,431 @@
-"""Jobs: the stages of an operator as calls of an executor, one after the other.
+"""Jobs: the stages of a query as calls of an executor.
 
-The executor is one of Farcall, or any with ``submit`` and futures. What a job has put into the storage is deleted at
-its end, however it ends.
+The executor is one of Farcall, or any with ``submit`` and futures. A stage begins when all that it reads is there. What
+a job has put into a storage is deleted at its end, however it ends; a program that is killed leaves it behind, and may
+go on by the job's name: tasks that have committed do nothing then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
+import math
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, Final, Protocol, TypeVar, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
-from farcall_analytics import hashing, sorting
+import pyarrow as pa
+
+from farcall_analytics import engine
+from farcall_analytics.attempts import Attempts, Executor, RetryPolicy, StageReport, run_all
 from farcall_analytics.exchange import Written
-from farcall_analytics.hashing import AggregateName, Aggregates, JoinKind, Partitioned
+from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input
-from farcall_analytics.passing import Way
-from farcall_analytics.sorting import Keys
-from farcall_common.objects.blocks import open_blocks
+from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
+from farcall_analytics.shaper import open_storage
+from farcall_analytics.stages import Query, Source, Stage
+from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
+from farcall_common.errors import ConfigurationError, ObjectGone
+from farcall_common.objects.blocks import Part
 
 T = TypeVar("T")
 
 _SAMPLED_ROWS: Final = 100
-"""Of each share, for each partition."""
+"""Of each task, for each partition."""
+_REPEATS: Final = 2
+"""How often a stage is repeated because what it had written was lost."""
+_NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
+METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
+"""Those that jobs have."""
 
 
-class Executor(Protocol):
-    """What runs the tasks."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a job is run.
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Start a call."""
-
-
-def sort(
-    executor: Executor,
-    source: Input,
-    keys: Keys,
-    output: str,
-    way: Way,
-    *,
-    partitions: int,
-    seed: int = 0,
-) -> list[str]:
-    """Sort files into so many others, whose rows are sorted within each and from one to the next; their paths.
-
-    :param keys: see :data:`~farcall_analytics.sorting.Keys`.
-    :param output: a directory, or a prefix in a bucket, for files ``part-00000.parquet`` and so on.
-    :param way: how rows go from task to task.
-    :raises ValueError: for a key that is no column, or another order.
-    :raises RuntimeError: if rows were lost or doubled.
+    :param storage: the address by which tasks pass rows on, which all of them reach.
+    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``. What has no room there goes to
+        ``storage``.
+    :param method: of exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``.
+    :param fast_bytes: of a round of ``hybrid``.
+    :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
+    :param partition_bytes: of rows that one task puts together, about.
+    :param partitions: of each exchange; None: by ``partition_bytes``.
+    :param most_partitions: of an exchange.
+    :param task_memory: bytes from which a task uses the disk.
+    :param copies_after, retries: see :class:`~farcall_analytics.RetryPolicy`.
+    :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing.
     """
-    _check_columns(source, [name for name, _ in keys])
-    for name, order in keys:
-        if order not in ("ascending", "descending"):
-            raise ValueError(f"{name}: expected ascending or descending, got {order!r}")
-    paths = _paths(output, partitions)
-    with _of_job(way) as own:
-        shares = list(enumerate(source.shares))
-        count = _SAMPLED_ROWS * partitions
-        samples = _run(executor, sorting.sample, [(share, keys, count, seed + task) for task, share in shares])
-        bounds = sorting.splitters(samples, keys, partitions)
-        calls = [(share, keys, bounds, partitions, own, task, uuid.uuid4().hex, seed + task) for task, share in shares]
-        written = _run(executor, sorting.partition, calls)
-        rows = sum(_run(executor, sorting.combine, [(written, n, keys, own, path) for n, path in enumerate(paths)]))
-    if rows != source.rows:
-        raise RuntimeError(f"{rows} rows were written, and {source.rows} read")
-    return paths
+
+    storage: str
+    fast_storage: str = ""
+    method: str = Method.COMBINED
+    fast_bytes: float = 0.0
+    codec: str = "none"
+    partition_bytes: float = 64e6
+    partitions: int | None = None
+    most_partitions: int = 1_000
+    task_memory: int | None = None
+    copies_after: float | None = 0.75
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ConfigurationError(
+                f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
+            )
+        if self.method in _NEEDS_MEMORY and not self.fast_storage:
+            raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
+        if self.method == Method.HYBRID and not self.fast_bytes > 0:
+            raise ConfigurationError("hybrid needs the size of a round.", hint="Set fast_bytes=1e9, for instance.")
+
+    def ways(self, job: str) -> tuple[Way, ...]:
+        """The storages of a job: the first one, and the fast one if there is one."""
+        first = Way(self.storage, self.method != Method.SLOW, self.codec, job)
+        return (first, Way(self.fast_storage, False, self.codec, job)) if self.fast_storage else (first,)
 
 
-def group(
-    executor: Executor,
-    source: Input,
-    keys: Sequence[str],
-    aggregates: Aggregates,
-    output: str,
-    way: Way,
-    *,
-    partitions: int,
-) -> list[str]:
-    """Group the rows of files; the paths of as many new ones as there are partitions, with each group in one of them.
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a job has done.
 
-    The parameters are those of :func:`sort`.
-
-    :raises ValueError: for a key or a column that is not there, and without keys or aggregates.
+    :param paths: of its files, in order. ``rows``: of the result. ``table``: the result itself, if it went to no files.
     """
-    if not keys or not aggregates:
-        raise ValueError("a group needs keys and aggregates")
-    for each in aggregates.values():
-        if each.function not in get_args(AggregateName) or (each.column is None and each.function != "count"):
-            raise ValueError(f"{each.function} of {each.column} is no aggregate")
-    _check_columns(source, [*keys, *(each.column for each in aggregates.values() if each.column is not None)])
-    paths = _paths(output, partitions)
-    with _of_job(way) as own:
-        calls = [
-            (share, keys, aggregates, partitions, own, task, uuid.uuid4().hex)
-            for task, share in enumerate(source.shares)
+
+    paths: tuple[str, ...]
+    rows: int
+    table: pa.Table | None
+    stages: tuple[StageReport, ...]
+    seconds: float
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of a stage, its tasks that are done, and all of them."""
+
+
+def run(
+    executor: Executor,
+    query: Query,
+    tables: Mapping[str, Input | pa.Table],
+    settings: Settings,
+    *,
+    output: str = "",
+    job: str | None = None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Run a query, and write its rows to files, or return them.
+
+    :param tables: of the query, by name.
+    :param output: a directory, or a prefix in a bucket, for files ``part-00000.parquet`` and so on; if it is not given,
+        rows are returned.
+    :param job: a name. If an earlier program with the same job was killed, what its tasks have committed counts.
+    :raises ConfigurationError: if that job was begun with another query, other tables or other settings.
+    """
+    started = time.monotonic()
+    ways = settings.ways(job or f"farcall-{uuid.uuid4().hex}")
+    own = _Job(executor, query, tables, output, settings, ways, progress)
+    if job is not None:
+        own.begin()
+    with _deleted(ways):
+        done = own.run()
+        table = None if output else pa.concat_tables(read_tables(ways, _written(done), 0))
+    reports = tuple(own.reports[number] for number in sorted(own.reports))
+    return Outcome(tuple(own.paths), sum(each.rows for each in done), table, reports, time.monotonic() - started)
+
+
+class _Job:
+    def __init__(
+        self,
+        executor: Executor,
+        query: Query,
+        tables: Mapping[str, Input | pa.Table],
+        output: str,
+        settings: Settings,
+        ways: tuple[Way, ...],
+        progress: Progress | None,
+    ) -> None:
+        self.reports = {each.number: StageReport(each.number) for each in query.stages}
+        self.paths: list[str] = []
+        self._executor = executor
+        self._query = query
+        self._tables = tables
+        self._output = output.rstrip("/")
+        self._settings = settings
+        self._ways = ways
+        self._progress = progress or (lambda *_: None)
+        self._policy = RetryPolicy(settings.copies_after, settings.retries)
+        self._may_be_done = False
+        self._written: dict[int, list[Written]] = {}
+        self._partitions: dict[int, int] = {}
+        self._given: dict[tuple[str, ...], list[Written]] = {}
+
+    def begin(self) -> None:
+        """Begin a job, or go on with it."""
+        own = self._digest()
+        if self._kept("plan", own) != own:
+            raise ConfigurationError(
+                f"{self._ways[0].job} was begun with another query, other tables or other settings.",
+                hint="Give this one another name.",
+            )
+
+    def run(self) -> list[Done]:
+        """Run all stages, one after the other; what the tasks of the last one have done."""
+        done: list[Done] = []
+        for stage in self._query.stages:
+            done = self._run_stage(stage)
+        return done
+
+    # -- one stage -----------------------------------------------------------------------------------------------------
+
+    def _run_stage(self, stage: Stage) -> list[Done]:
+        """Run a stage. If what it reads is lost, as when a memory has evicted it, the stages before it are repeated."""
+        while True:
+            try:
+                return self._run_once(stage)
+            except ObjectGone:
+                sources = [self._query.stages[each.stage] for each in stage.sources if not each.table]
+                if not sources or any(self.reports[each.number].repeats >= _REPEATS for each in sources):
+                    raise
+                for each in sources:
+                    self.reports[each.number].repeats += 1
+                    self._run_stage(each)
+
+    def _run_once(self, stage: Stage) -> list[Done]:
+        started = time.monotonic()
+        report = self.reports[stage.number]
+        tasks = self._tasks(stage)
+        report.tasks, report.rows, report.size = len(tasks), 0, 0
+        if stage.exchange is not None and stage.exchange.kind == "range" and tasks[0].partitions > 1:
+            bounds = self._bounds(stage, tasks)
+            tasks = [task._replace(bounds=bounds) for task in tasks]
+            report.sampled_s += time.monotonic() - started
+        name = f"stage {stage.number + 1} of {len(self._query.stages)}"
+        self._progress(name, 0, len(tasks))
+        if stage.exchange is None or tasks[0].partitions == 1:
+            done = self._attempt(run_task, tasks, report, name)
+            self._written[stage.number] = _written(done)
+        else:
+            done, self._written[stage.number] = self._exchange(tasks, report, name)
+        report.seconds += time.monotonic() - started
+        return done
+
+    def _attempt(
+        self,
+        function: Callable[..., Done],
+        tasks: Sequence[Task | Regroup],
+        report: StageReport,
+        name: str,
+        *,
+        of: int = 0,
+    ) -> list[Done]:
+        def progress(count: int) -> None:
+            self._progress(name, count, of or len(tasks))
+
+        done = Attempts(self._executor, function, tasks, self._policy, report, progress).run()
+        report.rows += sum(each.rows for each in done)
+        report.size += sum(each.size for each in done)
+        report.reused += sum(each.reused for each in done)
+        report.busy_s += sum(each.busy_s for each in done)
+        return done
+
+    def _bounds(self, stage: Stage, tasks: Sequence[Task]) -> bytes:
+        """The bounds between ranges, as an Arrow stream."""
+        assert stage.exchange is not None
+        partitions = tasks[0].partitions
+        samples = run_all(self._executor, sample_task, [(task, _SAMPLED_ROWS * partitions) for task in tasks])
+        bounds = engine.bounds_of([from_stream(each) for each in samples], stage.exchange.directions, partitions)
+        return self._kept(f"bounds-{stage.number}", to_stream(bounds))
+
+    # -- exchange ------------------------------------------------------------------------------------------------------
+
+    def _exchange(self, tasks: list[Task], report: StageReport, name: str) -> tuple[list[Done], list[Written]]:
+        """Run tasks whose rows are divided among several others."""
+        method = self._settings.method
+        if method == Method.HYBRID:
+            return self._in_rounds(tasks, report, name)
+        if method == Method.FAST:
+            tasks = [task._replace(to=1) for task in tasks]
+        done = self._attempt(run_task, tasks, report, name)
+        if method != Method.TWO_LEVEL:
+            return done, _written(done)
+        groups = _parts(_written(done), math.isqrt(len(done) - 1) + 1)
+        regroups = [
+            regroup
+            for number, group in enumerate(groups)
+            for regroup in self._regroups(f"{report.number}-{report.repeats}-g{number}", group, tasks[0].partitions)
         ]
-        written = _written(_run(executor, hashing.partition_groups, calls))
-        _run(executor, hashing.combine_groups, [(written, n, keys, aggregates, own, p) for n, p in enumerate(paths)])
-    return paths
+        return done, _written(self._attempt(regroup_task, regroups, report, name))
 
+    def _in_rounds(self, tasks: list[Task], report: StageReport, name: str) -> tuple[list[Done], list[Written]]:
+        """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
+        storage."""
+        size = self._query.stages[report.number].size
+        all_done: list[Done] = []
+        runs: list[Written] = []
+        for number, part in enumerate(_parts(tasks, math.ceil(size / self._settings.fast_bytes))):
+            for repeat in range(_REPEATS + 1):
+                try:
+                    done, run_ = self._round(part, f"{report.number}-{report.repeats}-r{number}-{repeat}", report, name)
+                    break
+                except _LostRound:
+                    if repeat == _REPEATS:
+                        raise
+            all_done += done
+            runs += run_
+            self._progress(name, len(all_done), len(tasks))
+        return all_done, runs
 
-def join(
-    executor: Executor,
-    left: Input,
-    right: Input,
-    keys: Sequence[str],
-    output: str,
-    way: Way,
-    *,
-    partitions: int,
-    kind: JoinKind = "inner",
-) -> list[str]:
-    """Join two inputs by columns that both have; the paths of the new files.
+    def _round(
+        self, tasks: Sequence[Task], prefix: str, report: StageReport, name: str
+    ) -> tuple[list[Done], list[Written]]:
+        count = tasks[0].partitions
+        if self._may_be_done:  # its blocks in memory may be deleted already
+            kept = [
+                find_written(self._ways[:1], each.name, each.last - each.first, first=each.first)
+                for each in self._regroups(prefix, (), count)
+            ]
+            run_ = [each for each in kept if each is not None]
+            if len(run_) == len(kept):
+                report.reused += len(tasks)
+                return [Done(None, 0, 0, reused=True) for _ in tasks], run_
+        own = [task._replace(name=f"{prefix}/{task.name}", to=1) for task in tasks]
+        done = self._attempt(run_task, own, report, name, of=report.tasks)
+        try:
+            regrouped = self._attempt(regroup_task, self._regroups(prefix, _written(done), count), report, name)
+        except ObjectGone as error:
+            report.repeats += 1
+            raise _LostRound(str(error)) from error
+        for way in self._ways:
+            with open_storage(way.url) as blocks:
+                blocks.delete_below(f"{way.job}/{prefix}/")
+        return done, _written(regrouped)
 
-    The parameters are those of :func:`sort`.
-
-    :raises ValueError: for a key that one side does not have or that has another type there, for other columns that
-        both have, and without keys.
-    """
-    if not keys or kind not in get_args(JoinKind):
-        raise ValueError(f"a join needs keys, and a kind among {', '.join(get_args(JoinKind))}")
-    for side in (left, right):
-        _check_columns(side, keys)
-    for name in keys:
-        types = [str(side.schema.field(name).type) for side in (left, right)]
-        if types[0] != types[1]:
-            raise ValueError(f"{name} is {types[0]} on the left side, and {types[1]} on the right one")
-    both = set(left.schema.names) & set(right.schema.names) - set(keys)
-    if both and kind not in ("semi", "anti"):
-        raise ValueError(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
-    paths = _paths(output, partitions)
-    with _of_job(way) as own:
-        calls = [
-            (share, keys, partitions, own, f"{name}{task}", uuid.uuid4().hex)
-            for name, side in (("l", left), ("r", right))
-            for task, share in enumerate(side.shares)
+    def _regroups(self, prefix: str, written: Sequence[Written], partitions: int) -> list[Regroup]:
+        """Tasks that put together what some have written, each for some partitions."""
+        bounds = [part[0] for part in _parts(range(partitions), math.isqrt(partitions - 1) + 1)]
+        return [
+            Regroup(f"{prefix}-{first}", "", tuple(written), first, last, self._ways, self._may_be_done)
+            for first, last in itertools.pairwise([*bounds, partitions])
         ]
-        written = _written(_run(executor, hashing.partition_rows, calls))
-        sides = written[: len(left.shares)], written[len(left.shares) :]
-        _run(executor, hashing.combine_join, [(*sides, n, keys, kind, own, path) for n, path in enumerate(paths)])
-    return paths
+
+    # -- tasks ---------------------------------------------------------------------------------------------------------
+
+    def _tasks(self, stage: Stage) -> list[Task]:
+        partitions = 1
+        if stage.exchange is not None and stage.exchange.kind != "single":
+            partitions = self._partitions_of(self._query.consumer(stage.number))
+        tasks = [
+            Task(
+                name=f"{stage.number}-{self.reports[stage.number].repeats}-{number}",
+                attempt="",
+                seed=stage.number * 1_000_003 + number,
+                fragment=stage.fragment,
+                rows=self._rows(stage, number),
+                exchange=stage.exchange,
+                ways=self._ways,
+                partitions=partitions,
+                memory=self._settings.task_memory,
+                may_be_done=self._may_be_done,
+            )
+            for number in range(self._count(stage))
+        ]
+        if stage.exchange is None and self._output:
+            self.paths = [f"{self._output}/part-{number:05d}.parquet" for number in range(len(tasks))]
+            tasks = [task._replace(output=path) for task, path in zip(tasks, self.paths, strict=True)]
+        return tasks
+
+    def _count(self, stage: Stage) -> int:
+        for source in stage.sources:
+            if source.table:
+                table = self._tables[source.table]
+                return len(table.shares) if isinstance(table, Input) else 1
+        if any(self._is_divided(source) for source in stage.sources):
+            return self._partitions_of(stage)
+        return 1
+
+    def _is_divided(self, source: Source) -> bool:
+        """Whether each task of a stage reads a partition of its own."""
+        exchange = self._query.stages[source.stage].exchange
+        return not source.whole and exchange is not None and exchange.kind != "single"
+
+    def _partitions_of(self, stage: Stage) -> int:
+        """Into how many partitions rows are divided for a stage."""
+        found = self._partitions.get(stage.number)
+        if found is None:
+            size = sum(self._query.stages[each.stage].size for each in stage.sources if not each.table)
+            wanted = self._settings.partitions or math.ceil(size / self._settings.partition_bytes)
+            found = self._partitions[stage.number] = min(max(1, wanted), self._settings.most_partitions)
+        return found
+
+    def _rows(self, stage: Stage, number: int) -> tuple[Rows, ...]:
+        found = []
+        for source in stage.sources:
+            table = self._tables.get(source.table)
+            if isinstance(table, Input):
+                found.append(Rows(source.name, table.shares[number], source.columns))
+            elif table is not None:
+                found.append(Rows(source.name, written=tuple(self._give(source, table))))
+            else:
+                partition = number if self._is_divided(source) else 0
+                those = tuple(each for each in self._written[source.stage] if each.has(partition))
+                found.append(Rows(source.name, written=those, partition=partition))
+        return tuple(found)
+
+    def _give(self, source: Source, table: pa.Table) -> list[Written]:
+        """Put columns of a table of the program into the storage."""
+        key = (source.table, *source.columns)
+        if key not in self._given:
+            own = [table.select(list(source.columns))]
+            name = f"given-{len(self._given)}"
+            self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
+        return self._given[key]
+
+    # -- a program that goes on ----------------------------------------------------------------------------------------
+
+    def _kept(self, name: str, data: bytes) -> bytes:
+        """Keep something for a program that goes on with the job; what an earlier one has kept, if it has."""
+        way = self._ways[0]
+        with open_storage(way.url) as blocks:
+            if blocks.create(f"{way.job}/{name}", [data]):
+                return data
+            self._may_be_done = True
+            return bytes(blocks.read(Part(f"{way.job}/{name}")))
+
+    def _digest(self) -> bytes:
+        """What differs between jobs that do not have the same tasks."""
+        found = hashlib.sha256(repr((self._settings, self._output)).encode())
+        for stage in self._query.stages:
+            found.update(stage.fragment)
+            found.update(repr((stage.exchange, stage.size)).encode())
+            for table in (self._tables[source.table] for source in stage.sources if source.table):
+                found.update(repr(table.shares).encode() if isinstance(table, Input) else to_stream(table))
+        return found.digest()
 
 
-def _paths(output: str, partitions: int) -> list[str]:
-    if partitions < 1:
-        raise ValueError(f"partitions: expected 1 or more, got {partitions}")
-    return [f"{output.rstrip('/')}/part-{number:05d}.parquet" for number in range(partitions)]
+class _LostRound(ObjectGone):
+    """What a round had put into the memory is not there any more."""
 
 
-def _check_columns(source: Input, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in source.schema.names:
-            raise ValueError(f"{name} is no column; there are {', '.join(source.schema.names)}")
+def _written(done: Sequence[Done]) -> list[Written]:
+    return [each.written for each in done if each.written is not None]
 
 
-def _written(partitioned: Sequence[Partitioned]) -> list[Written]:
-    """:raises RuntimeError: if rows with the same keys can be in several partitions."""
-    versions = {each.version for each in partitioned}
-    if len(versions) > 1:
-        raise RuntimeError(f"workers have different versions of DuckDB: {', '.join(sorted(versions))}")
-    return [each.written for each in partitioned]
+def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    """Items in so many parts, or as many as there are items, of about the same size."""
+    count = max(1, min(count, len(items)))
+    bounds = [number * len(items) // count for number in range(count + 1)]
+    return [items[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 @contextlib.contextmanager
-def _of_job(way: Way) -> Iterator[Way]:
-    """With names for a job of its own, of which nothing is left."""
-    own = dataclasses.replace(way, job=f"farcall-{uuid.uuid4().hex}")
+def _deleted(ways: Sequence[Way]) -> Iterator[None]:
+    """Delete what is in the storages at the end, however it comes."""
     try:
-        yield own
+        yield
     finally:
-        with open_blocks(own.url) as blocks:
-            blocks.delete_below(f"{own.job}/")
-
-
-def _run(executor: Executor, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-    """The results of a stage, in order. If one fails, the others are cancelled and awaited: they write no more."""
-    futures: list[Future[T]] = [executor.submit(function, *arguments) for arguments in calls]
-    try:
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            if future.done():
-                future.result()  # the error of the one that has failed
-        return [future.result() for future in futures]
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
+        for way in ways:
+            with open_storage(way.url) as blocks:
+                blocks.delete_below(f"{way.job}/")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
 from farcall_common.files import write_whole
+
+_SAMPLED_GROUPS: Final = 3
+"""Of a share, less one."""
 
 
 class InputProblem(ValueError):
@@ -20,12 +25,21 @@ class InputProblem(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Row groups of a file, which one task reads. ``size``: bytes in memory, about."""
+    """Row groups of a file, which one task reads.
+
+    :param rows: of them; None: not checked. ``size``: bytes in memory, about.
+    """
 
     path: str
     row_groups: tuple[int, ...]
-    rows: int
+    rows: int | None
     size: int
+
+    def sampled(self) -> Share:
+        """A few row groups, from the first to the last one."""
+        count = len(self.row_groups)
+        chosen = sorted({number * (count - 1) // _SAMPLED_GROUPS for number in range(_SAMPLED_GROUPS + 1)})
+        return dataclasses.replace(self, row_groups=tuple(self.row_groups[each] for each in chosen), rows=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +56,35 @@ class Input:
     @property
     def rows(self) -> int:
         """Of all files."""
-        return sum(each.rows for each in self.shares)
+        return sum(each.rows or 0 for each in self.shares)
 
     @property
     def size(self) -> int:
         """Bytes in memory, about."""
         return sum(each.size for each in self.shares)
+
+
+def find_paths(patterns: str | Sequence[str]) -> list[str]:
+    """The files that paths name, those of one pattern in the order of their names; only names may have ``*``.
+
+    :raises InputProblem: if there is none for a pattern.
+    """
+    found: list[str] = []
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        if "*" not in pattern:
+            found.append(pattern)
+            continue
+        directory, _, name = pattern.rpartition("/")
+        system, place = _place(directory or ".")
+        try:
+            files = system.get_file_info(pa.fs.FileSelector(place))
+        except OSError as error:
+            raise InputProblem(f"{pattern}: {error}") from error
+        names = sorted(each.base_name for each in files if each.is_file and fnmatch.fnmatchcase(each.base_name, name))
+        if not names:
+            raise InputProblem(f"{pattern}: there are no such files")
+        found += [f"{directory}/{each}" if directory else each for each in names]
+    return found
 
 
 def find_input(paths: Sequence[str], *, share_bytes: int) -> Input:
@@ -80,7 +117,7 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
             table = file.read_row_groups(list(share.row_groups), columns=columns)
         except (pa.ArrowException, OSError) as error:
             raise InputProblem(f"{share.path}: {error}") from error
-    if table.num_rows != share.rows:
+    if share.rows not in (None, table.num_rows):
         raise InputProblem(f"{share.path}: it has changed meanwhile")
     return table.replace_schema_metadata(None)
 

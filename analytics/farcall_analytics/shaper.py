@@ -1,12 +1,13 @@
 """Shaper: a storage with the limits of another one, so that experiments on one machine have the shape of a cloud.
 
 All processes of a machine that name the same file share the limits of the storage; each process has its own bandwidth,
-as a worker has.
+as a worker has. ``shaped:FILE`` is the address of such a storage; the file has that of the real one, and the shape.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import mmap
 import os
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.objects.blocks import Blocks, Part
+from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
 from farcall_common.private import locked
 
 _READS, _WRITES, _READ_BYTES, _WRITTEN_BYTES = range(4)
+_SCHEME: Final = "shaped:"
 _STATE: Final = struct.Struct("4d")
 
 
@@ -48,6 +50,21 @@ class Shape:
     latency_sigma: float = 0.0
     slow_part: float = 0.0
     slow_factor: float = 1.0
+
+
+def describe(path: Path, url: str, shape: Shape) -> str:
+    """Write a shaped storage to a file; its address."""
+    path.write_text(json.dumps({"url": url, "shape": dataclasses.asdict(shape)}))
+    return f"{_SCHEME}{path}"
+
+
+def open_storage(url: str) -> Blocks:
+    """The storage at an address, shaped or not; see :func:`~farcall_common.objects.blocks.open_blocks`."""
+    if not url.startswith(_SCHEME):
+        return open_blocks(url)
+    path = Path(url.removeprefix(_SCHEME))
+    found = json.loads(path.read_text())
+    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), SharedTimes(path.with_suffix(".times")))
 
 
 class SharedTimes:

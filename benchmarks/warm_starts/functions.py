@@ -20,7 +20,7 @@ def first_line() -> float:
     import time
 
     import numpy  # noqa: F401
-    import pandas  # type: ignore[import-untyped]  # noqa: F401
+    import pandas  # noqa: F401
 
     return time.monotonic()
 

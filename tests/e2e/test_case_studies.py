@@ -11,12 +11,26 @@ from pathlib import Path
 import imageio.v3 as iio
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 import farcall
-from examples import alexa, correlation, digits, images, latency, metadata, steering, stills, tomography, word_count
+from examples import (
+    alexa,
+    correlation,
+    digits,
+    images,
+    latency,
+    metadata,
+    revenue,
+    steering,
+    stills,
+    tomography,
+    word_count,
+)
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.support.analytics_data import oracle
 from tests.waiting import WAIT_S
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,6 +79,12 @@ def test_word_count(executor: farcall.Executor) -> None:
     words = word_count.run(executor, parts=5)
     assert dict(words.most_frequent)["self"] > 1_000
     assert [each.calls for each in words.stages if each.name == "count_words"] == [5]
+
+
+def test_revenue(executor: farcall.Executor, tmp_path: Path) -> None:
+    best = revenue.run(executor, tmp_path, visits=20_000)
+    own = {name: pq.read_table(tmp_path / name) for name in ("rankings", "visits")}
+    assert vars(best) == pytest.approx(oracle(revenue.QUERY, **own).to_pylist()[0])
 
 
 def test_images(executor: farcall.Executor, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def query_table() -> bool:
 
 
 def group() -> bool:
-    import pandas  # type: ignore[import-untyped]
+    import pandas
 
     frame = pandas.DataFrame({"a": ["x", "y"] * 50_000, "b": 1.0})
     return bool(frame.groupby("a").b.sum().to_list() == [50_000.0, 50_000.0])
@@ -79,7 +79,7 @@ def add_in_parallel() -> bool:
 
 
 def group_with_threads() -> bool:
-    import polars  # type: ignore[import-not-found]
+    import polars
 
     frame = polars.DataFrame({"a": [1, 2] * 50_000, "b": range(100_000)})
     return bool(frame.lazy().group_by("a").agg(polars.col("b").sum()).collect().height == 2)

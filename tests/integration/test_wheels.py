@@ -37,6 +37,7 @@ PUBLISHED = {
     "farcall[otel]": ["farcall._tracing"],
     "farcall-endpoint": ["farcall_endpoint"],
     "farcall-local": ["farcall_local"],
+    "farcall-analytics": ["farcall_analytics"],
 }
 
 IMPORT_ALL = """

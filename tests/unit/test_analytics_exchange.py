@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_analytics.exchange import Written, read, read_written, write_combined, write_pairs
+from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ObjectGone, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
@@ -56,7 +56,7 @@ def write(kind: str, blocks: Blocks, name: str, attempt: str, partitions: Sequen
 
 
 def contents(blocks: Blocks, written: Sequence[Written], count: int) -> list[list[bytes]]:
-    return [[bytes(each) for each in read(blocks, written, number)] for number in range(count)]
+    return [[bytes(blocks.read(each.part(number))) for each in written] for number in range(count)]
 
 
 @given(st.sampled_from(["combined", "pairs"]), PARTITIONS, st.integers(1, 4))
@@ -116,12 +116,12 @@ def test_what_is_no_block_of_partitions_is_refused() -> None:
     with open_blocks("memory:") as blocks:
         blocks.create("other", [bytes(100)])
         with pytest.raises(ValueError, match="other is no block with 3 partitions"):
-            read_written(blocks, "other", 3)
+            read_combined(blocks, "other", 3)
         write_combined(blocks, "job/0", [[b"x"]])
         with pytest.raises(ObjectGone):
-            read_written(blocks, "job/0", 50)
+            read_combined(blocks, "job/0", 50)
         with pytest.raises(ObjectGone):
-            list(read(blocks, [Written("job/none", (0, 5))], 0))
+            blocks.read(Written("job/none", (0, 5)).part(0))
 
 
 # -- shaper ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,183 @@
+"""Attempts: the tasks of a stage while they run. Failed ones are tried again, and slow ones get a copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from farcall_analytics.tasks import Done, Regroup, Task
+from farcall_common.errors import ObjectGone, TaskFailed
+
+_LOOKS_EVERY_S: Final = 0.25
+_COPIES_PART: Final = 0.1
+"""Of the tasks of a stage, how many may have a copy at most; one at least."""
+_SLOWNESS: Final = 1.5
+"""How many times the median a task must have run before it gets a copy."""
+
+
+class Executor(Protocol):
+    """What runs the tasks."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Start a call."""
+
+
+@dataclasses.dataclass
+class StageReport:
+    """What a stage took. ``busy_s``: of all its tasks together; ``size``: bytes that it wrote.
+
+    :param copies: of slow tasks. ``retries``: of failed ones. ``reused``: tasks of which an earlier attempt had
+        committed.
+    :param repeats: because what it had written was lost.
+    :param sampled_s: of its seconds, those that the sample of a sort took.
+    """
+
+    number: int
+    tasks: int = 0
+    rows: int = 0
+    size: int = 0
+    seconds: float = 0.0
+    busy_s: float = 0.0
+    copies: int = 0
+    retries: int = 0
+    reused: int = 0
+    repeats: int = 0
+    sampled_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RetryPolicy:
+    """When tasks get further attempts.
+
+    :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
+    :param retries: of a task that failed.
+    """
+
+    copies_after: float | None = 0.75
+    retries: int = 2
+
+
+@dataclasses.dataclass
+class _Attempts:
+    """The attempts of one task; ``started``: the newest one."""
+
+    task: Task | Regroup
+    futures: list[Future[Done]] = dataclasses.field(default_factory=list)
+    started: float = 0.0
+    failures: int = 0
+    done: Done | None = None
+
+
+class Attempts:
+    """The attempts of tasks that run at the same time.
+
+    :param function: that runs them.
+    :param report: where retries and copies are counted.
+    :param progress: called with the number of tasks that are done.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        function: Callable[..., Done],
+        tasks: Sequence[Task | Regroup],
+        policy: RetryPolicy,
+        report: StageReport,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._executor = executor
+        self._function = function
+        self._policy = policy
+        self._report = report
+        self._progress = progress
+        self._all = [_Attempts(task) for task in tasks]
+        self._running: dict[Future[Done], _Attempts] = {}
+
+    def run(self) -> list[Done]:
+        """What the tasks have done, in order. If one fails for good, others are cancelled and awaited."""
+        try:
+            for each in self._all:
+                self._start(each)
+            while any(each.done is None for each in self._all):
+                finished, _ = wait(self._running, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    self._finish(future)
+                if finished:
+                    self._progress(sum(each.done is not None for each in self._all))
+                self._start_copies()
+        finally:
+            for future in self._running:
+                future.cancel()
+            wait(self._running)
+        return [each.done for each in self._all if each.done is not None]
+
+    def _start(self, attempts: _Attempts) -> None:
+        is_first = not attempts.futures
+        task = attempts.task._replace(attempt=uuid.uuid4().hex, may_be_done=attempts.task.may_be_done or not is_first)
+        future: Future[Done] = self._executor.submit(self._function, task)
+        attempts.futures.append(future)
+        attempts.started = time.monotonic()
+        self._running[future] = attempts
+
+    def _finish(self, future: Future[Done]) -> None:
+        attempts = self._running.pop(future)
+        if attempts.done is not None:
+            return
+        error = future.exception()
+        if error is None:
+            attempts.done = future.result()
+            for other in attempts.futures:
+                other.cancel()
+            return
+        error = inner(error)
+        attempts.failures += 1
+        if any(not other.done() for other in attempts.futures):
+            return  # a copy goes on
+        if attempts.failures > self._policy.retries or not _may_pass(error):
+            raise error
+        self._report.retries += 1
+        self._start(attempts)
+
+    def _start_copies(self) -> None:
+        part = self._policy.copies_after
+        done = [each.done for each in self._all if each.done is not None]
+        if part is None or not done or len(done) < part * len(self._all):
+            return
+        slow_s = _SLOWNESS * statistics.median(each.busy_s for each in done) + _LOOKS_EVERY_S
+        most = max(1, math.ceil(len(self._all) * _COPIES_PART))
+        for each in self._all:
+            is_alone = each.done is None and len(each.futures) == each.failures + 1
+            if is_alone and self._report.copies < most and time.monotonic() - each.started > slow_s:
+                self._report.copies += 1
+                self._start(each)
+
+
+def run_all(executor: Executor, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The results of some calls, in order. If one fails, others are cancelled and awaited."""
+    futures = [executor.submit(function, *arguments) for arguments in calls]
+    try:
+        return [future.result() for future in futures]
+    except TaskFailed as error:
+        raise inner(error) from None
+    finally:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+
+
+def inner(error: BaseException) -> BaseException:
+    """What a task has raised, if that can be read here."""
+    return error.__cause__ or error if isinstance(error, TaskFailed) else error
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another attempt may succeed: not if query or input are the reason, or what it reads is lost."""
+    return not isinstance(error, (ValueError, TypeError, AssertionError, pa.ArrowInvalid, ObjectGone))

@@ -1,0 +1,136 @@
+"""Engine: what tasks do with tables: run a fragment, and divide rows by a hash or by ranges of their keys.
+
+DataFusion does it all, so that the order of values, equality and types are those by which it has planned the query. A
+task has one thread: a worker has its own processors.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion.substrait import Consumer, Serde
+
+from farcall_analytics.relations import QueryProblem
+
+_NUMBER = "number"
+_TIE = "tie"
+
+
+def run(fragment: bytes, tables: Mapping[str, pa.Table], *, memory: int | None = None) -> pa.Table:
+    """The rows of a fragment.
+
+    :param fragment: a Substrait plan. ``tables``: that it reads, by name.
+    :param memory: bytes beyond which sorts, groups and joins use the disk.
+    :raises QueryProblem: if the query is the reason, as when it divides by zero.
+    :raises MemoryError, OSError: if memory or the disk do not suffice.
+    """
+    context = _context(memory)
+    for name, table in tables.items():
+        _register(context, name, table)
+    try:
+        logical = Consumer.from_substrait_plan(context, Serde.deserialize_bytes(fragment))
+        return _unviewed(context.create_dataframe_from_logical_plan(logical).to_arrow_table())
+    except Exception as error:  # PyO3 has no narrower class
+        text = str(error).removeprefix("DataFusion error: ")
+        if "No space left on device" in text:
+            raise OSError(errno.ENOSPC, text) from error
+        raise (MemoryError if "Resources exhausted" in text else QueryProblem)(text) from error
+
+
+def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> list[pa.Table]:
+    """The rows of a table in so many others: those with the same keys are in the same one; without keys, evenly."""
+    if partitions == 1:
+        return [table]
+    if not keys:
+        rows = table.num_rows
+        return _pieces(table, [number * rows // partitions for number in range(1, partitions)])
+    context = _context(None)
+    context.enable_spark_functions()
+    found = _keys(table, keys)
+    _register(context, "rows", found)
+    hashed = f"xxhash64({', '.join(found.column_names)})"
+    numbered = context.sql(f"select ({hashed} % {partitions} + {partitions}) % {partitions} as number from rows")  # noqa: S608 - own names
+    numbers = numbered.to_arrow_table()[_NUMBER].combine_chunks()
+    counts = dict(zip(*map(pa.Array.to_pylist, pc.value_counts(numbers).flatten()), strict=True))
+    ends = list(itertools.accumulate(counts.get(number, 0) for number in range(partitions)))
+    return _pieces(table.take(pc.sort_indices(numbers)), ends[:-1])
+
+
+def sample(table: pa.Table, keys: Sequence[int], count: int, seed: int) -> pa.Table:
+    """The keys of so many rows at random, with a random number each."""
+    chosen = _keys(table, keys)
+    if chosen.num_rows > count:
+        order = pc.random(chosen.num_rows, initializer=seed)
+        chosen = chosen.take(pc.sort_indices(order)[:count])
+    return chosen.append_column(_TIE, pc.random(chosen.num_rows, initializer=seed + 1))
+
+
+def bounds_of(samples: Sequence[pa.Table], directions: Sequence[str], partitions: int) -> pa.Table:
+    """The keys between ranges that hold about as many rows each; none if there are no rows.
+
+    :param samples: of all tasks. ``directions``: of the keys, in SQL.
+    """
+    context = _context(None)
+    _register(context, "rows", pa.concat_tables(samples))
+    ordered = _unviewed(context.sql(f"select * from rows order by {_order(directions)}").to_arrow_table())  # noqa: S608
+    places = [number * ordered.num_rows // partitions for number in range(1, partitions)]
+    return ordered.take(places) if ordered.num_rows else ordered
+
+
+def divide_by_range(
+    table: pa.Table, keys: Sequence[int], directions: Sequence[str], bounds: pa.Table, partitions: int, seed: int
+) -> list[pa.Table]:
+    """The rows of a table in so many ranges.
+
+    Rows with equal keys are spread over several ranges if they are many: each has a random number behind its keys, as
+    the bounds have. So one key with half of the rows is no problem.
+    """
+    compared = _keys(table, keys)
+    compared = compared.append_column(_TIE, pc.random(compared.num_rows, initializer=seed))
+    both = pa.concat_tables([compared, bounds.cast(compared.schema)])
+    both = both.append_column(_NUMBER, pa.array(range(both.num_rows), pa.int64()))
+    context = _context(None)
+    _register(context, "rows", both)
+    order = context.sql(f"select number from rows order by {_order(directions)}").to_arrow_table()[_NUMBER]  # noqa: S608
+    is_bound = pc.greater_equal(order, table.num_rows)  # where a bound comes to lie, a range ends
+    ends = [place - number for number, place in enumerate(pc.indices_nonzero(is_bound).to_pylist())]
+    ordered = table.take(order.filter(pc.invert(is_bound)))
+    return _pieces(ordered, [*ends, *[table.num_rows] * (partitions - 1 - len(ends))])
+
+
+def _keys(table: pa.Table, keys: Sequence[int]) -> pa.Table:
+    """The columns of keys, under names of their own."""
+    return table.select(list(keys)).rename_columns([f"k{number}" for number in range(len(keys))])
+
+
+def _pieces(table: pa.Table, ends: Sequence[int]) -> list[pa.Table]:
+    return [table.slice(start, end - start) for start, end in itertools.pairwise([0, *ends, table.num_rows])]
+
+
+def _order(directions: Sequence[str]) -> str:
+    return ", ".join([*(f"k{number} {each}" for number, each in enumerate(directions)), _TIE])
+
+
+def _context(memory: int | None) -> SessionContext:
+    runtime = RuntimeEnvBuilder().with_disk_manager_os()
+    if memory is not None:
+        runtime = runtime.with_fair_spill_pool(memory)
+    return SessionContext(SessionConfig().with_target_partitions(1), runtime)
+
+
+def _register(context: SessionContext, name: str, table: pa.Table) -> None:
+    batches: list[Any] = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+    context.register_record_batches(name, [batches])
+
+
+def _unviewed(table: pa.Table) -> pa.Table:
+    """A table without the types of strings that DataFusion uses inside."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))

@@ -1,0 +1,339 @@
+"""Datasets: tables in files or in memory, and queries on them. Nothing runs before rows are asked for.
+
+Queries are those of DataFusion, whose expressions are used here: ``fa.col("revenue") > 10``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
+from datafusion import DataFrame, Expr, SessionContext, col
+from datafusion import functions as f
+
+from farcall_analytics import jobs
+from farcall_analytics.attempts import Executor
+from farcall_analytics.jobs import Outcome, Progress, Settings
+from farcall_analytics.parquet import Input, find_input, find_paths
+from farcall_analytics.relations import QueryProblem
+from farcall_analytics.stages import Query, planning_context, stages_of
+from farcall_common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+STORAGE: Final = "FARCALL_ANALYTICS_STORAGE"
+"""The variable that names the storage of exchanges if a program does not."""
+_SHARE_BYTES: Final = 64_000_000
+_NUMBERS: Final = itertools.count(1)
+
+JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where queries run.
+
+    :param executor: that runs tasks, of Farcall or any other.
+    :param storage: the address by which tasks pass rows on, which all of them reach: ``s3://BUCKET/PREFIX``,
+        ``file:///SHARED/DIRECTORY`` or ``valkey://HOST:PORT/0``. If it is not given, that in the environment.
+    :param share_bytes: of a file, what one task reads, about.
+    :param options: of :class:`~farcall_analytics.Settings`.
+    """
+
+    executor: Executor
+    storage: str | None = None
+    share_bytes: int = _SHARE_BYTES
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def settings(self) -> Settings:
+        """Of jobs.
+
+        :raises ConfigurationError: if there is no storage.
+        """
+        url = self.storage or os.environ.get(STORAGE)
+        if not url:
+            raise ConfigurationError(
+                "No storage is set by which tasks pass rows on.",
+                hint=f"Pass storage='s3://BUCKET/PREFIX' or 'file:///SHARED/DIRECTORY', or set {STORAGE}.",
+            )
+        return Settings(url, **self.options)
+
+
+class Dataset:
+    """A table, or a query on tables.
+
+    Made by :func:`read_parquet`, :func:`from_arrow` and :func:`sql`.
+    """
+
+    def __init__(self, place: Place, frame: DataFrame, tables: Mapping[str, Input | pa.Table]) -> None:
+        self._place = place
+        self._frame = frame
+        self._tables = tables
+
+    def __repr__(self) -> str:
+        return f"<Dataset {', '.join(f'{field.name}: {field.type}' for field in self.schema)}>"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of its columns."""
+        return self._frame.schema()
+
+    # -- queries -------------------------------------------------------------------------------------------------------
+
+    def select(self, *columns: str | Expr, **named: Expr) -> Dataset:
+        """Some columns, and new ones by name."""
+        chosen = [*map(_column, columns), *(each.alias(name) for name, each in named.items())]
+        return self._with(lambda frame: frame.select(*chosen))
+
+    def with_columns(self, **named: Expr) -> Dataset:
+        """All columns, and new ones by name."""
+        return self._with(lambda frame: frame.with_columns(**named))
+
+    def filter(self, *predicates: Expr) -> Dataset:
+        """The rows for which all predicates are true."""
+        return self._with(lambda frame: frame.filter(*predicates))
+
+    def join(self, other: Dataset, on: str | Sequence[str], *, how: JoinKind = "inner") -> Dataset:
+        """The rows of both with equal keys; of other columns, both must not have the same.
+
+        :param how: ``semi`` and ``anti``: rows of this one that have, or do not have, a partner.
+        :raises QueryProblem: if a column is missing, or both have one that is no key.
+        """
+        keys = [on] if isinstance(on, str) else list(on)
+        for side in (self, other):
+            side._check(keys)
+        both = set(self.schema.names) & set(other.schema.names) - set(keys)
+        if both and how not in ("semi", "anti"):
+            raise QueryProblem(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
+        return self._with(
+            lambda frame: frame.join(other._frame, on=keys, how=how, coalesce_duplicate_keys=True), other._tables
+        )
+
+    def group_by(self, *keys: str | Expr) -> Groups:
+        """Rows with equal keys; :meth:`Groups.agg` says what of them."""
+        self._check([each for each in keys if isinstance(each, str)])
+        return Groups(self, keys)
+
+    def agg(self, **named: Expr) -> Dataset:
+        """Aggregates of all rows, by name."""
+        return self.group_by().agg(**named)
+
+    def sort(self, *keys: str | Expr, descending: bool | Sequence[bool] = False) -> Dataset:
+        """All rows, by keys; nulls last.
+
+        :param descending: of all keys, or of each.
+        """
+        self._check([each for each in keys if isinstance(each, str)])
+        downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
+        sorts = [
+            _column(key).sort(ascending=not down, nulls_first=False) for key, down in zip(keys, downs, strict=True)
+        ]
+        return self._with(lambda frame: frame.sort(*sorts))
+
+    def distinct(self) -> Dataset:
+        """Each row once."""
+        return self._with(lambda frame: frame.distinct())
+
+    def limit(self, count: int, *, offset: int = 0) -> Dataset:
+        """Some rows: the first ones behind a sort."""
+        return self._with(lambda frame: frame.limit(count, offset))
+
+    def union(self, other: Dataset) -> Dataset:
+        """The rows of both."""
+        return self._with(lambda frame: frame.union(other._frame), other._tables)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def stages(self) -> Query:
+        """The stages in which it runs.
+
+        :raises QueryProblem: if it cannot be done in stages.
+        """
+        context = planning_context()
+        for name, table in self._tables.items():
+            _register(context, name, table.schema)
+        sizes = {name: _size(table) for name, table in self._tables.items()}
+        with _query_errors():
+            plan = self._frame.optimized_logical_plan()
+        return stages_of(plan, context, sizes)
+
+    def write_parquet(self, output: str, *, job: str | None = None, progress: Progress | None = None) -> Outcome:
+        """Write the rows to files ``part-00000.parquet`` and so on.
+
+        :param output: a directory that all workers share, or ``s3://BUCKET/PREFIX``.
+        :param job: a name of the job. A program that is started again with the same one goes on with it.
+        """
+        return self._run(output=output, job=job, progress=progress)
+
+    def to_arrow(self, *, progress: Progress | None = None) -> pa.Table:
+        """All rows, in the memory of this program."""
+        table = self._run(progress=progress).table
+        assert table is not None
+        return table
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All rows as a data frame of pandas, which must be installed."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> pl.DataFrame:
+        """All rows as a data frame of Polars, which must be installed."""
+        import polars
+
+        found = polars.from_arrow(self.to_arrow())
+        assert isinstance(found, polars.DataFrame)
+        return found
+
+    def _run(self, *, output: str = "", job: str | None = None, progress: Progress | None = None) -> Outcome:
+        return jobs.run(
+            self._place.executor,
+            self.stages(),
+            self._tables,
+            self._place.settings(),
+            output=output,
+            job=job,
+            progress=progress,
+        )
+
+    def _with(
+        self, build: Callable[[DataFrame], DataFrame], others: Mapping[str, Input | pa.Table] | None = None
+    ) -> Dataset:
+        with _query_errors():
+            frame = build(self._frame)
+        return Dataset(self._place, frame, {**self._tables, **(others or {})})
+
+    def _check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.schema.names:
+                raise QueryProblem(f"{name} is no column; there are {', '.join(self.schema.names)}")
+
+
+class Groups:
+    """Rows with equal keys."""
+
+    def __init__(self, dataset: Dataset, keys: Sequence[str | Expr]) -> None:
+        self._dataset = dataset
+        self._keys = [_column(each) for each in keys]
+
+    def agg(self, **named: Expr) -> Dataset:
+        """A row for each group: its keys, and aggregates by name, such as ``revenue=fa.sum("price")``."""
+        aggregates = [each.alias(name) for name, each in named.items()]
+        return self._dataset._with(lambda frame: frame.aggregate(self._keys, aggregates))
+
+
+def read_parquet(
+    paths: str | Sequence[str], *, executor: Executor, storage: str | None = None, **options: Any
+) -> Dataset:
+    """The rows of files: paths that all workers share or addresses in S3, also with ``*`` in the name.
+
+    :param executor: that runs tasks, of Farcall or any other.
+    :param storage: by which tasks pass rows on; if it is not given, that in ``FARCALL_ANALYTICS_STORAGE``.
+    :param options: of :class:`~farcall_analytics.Settings`, and ``share_bytes``.
+    :raises InputProblem: if a file is missing or damaged, or has other columns than the first one.
+    """
+    place = _place(executor, storage, options)
+    found = find_input(find_paths(paths), share_bytes=place.share_bytes)
+    return _dataset(place, found)
+
+
+def from_arrow(table: Any, *, executor: Executor, storage: str | None = None, **options: Any) -> Dataset:
+    """A table of this program: of Arrow, a data frame of Polars or pandas, a relation of DuckDB, or lists by name."""
+    return _dataset(_place(executor, storage, options), table if isinstance(table, pa.Table) else pa.table(table))
+
+
+def sql(
+    query: str, *, tables: Mapping[str, Any], executor: Executor, storage: str | None = None, **options: Any
+) -> Dataset:
+    """A query in SQL, as DataFusion has it.
+
+    :param tables: by name: datasets, paths of files, or tables in memory; see :func:`from_arrow`.
+    :raises QueryProblem: if it is not SQL, or names what is not there.
+    """
+    place = _place(executor, storage, options)
+    context = planning_context()
+    all_tables: dict[str, Input | pa.Table] = {}
+    for name, given in tables.items():
+        if isinstance(given, Dataset):
+            dataset = given
+        elif isinstance(given, str):
+            dataset = read_parquet(given, executor=executor, storage=storage, **options)
+        else:
+            dataset = from_arrow(given, executor=executor, storage=storage, **options)
+        context.register_view(name, dataset._frame)
+        all_tables |= dataset._tables
+    with _query_errors():
+        frame = context.sql(query.strip().removesuffix(";"))
+    return Dataset(place, frame, all_tables)
+
+
+def sum(column: str | Expr) -> Expr:  # noqa: A001 - as in the libraries that users know
+    """The sum of a column in each group."""
+    return f.sum(_column(column))
+
+
+def min(column: str | Expr) -> Expr:  # noqa: A001
+    """The smallest value of a column in each group."""
+    return f.min(_column(column))
+
+
+def max(column: str | Expr) -> Expr:  # noqa: A001
+    """The largest value of a column in each group."""
+    return f.max(_column(column))
+
+
+def mean(column: str | Expr) -> Expr:
+    """The mean of a column in each group."""
+    return f.avg(_column(column))
+
+
+def count(column: str | Expr | None = None, *, distinct: bool = False) -> Expr:
+    """The values of a column in each group that are not null; without a column, the rows."""
+    return f.count_star() if column is None else f.count(_column(column), distinct=distinct)
+
+
+@contextlib.contextmanager
+def _query_errors() -> Iterator[None]:
+    """What DataFusion says of a query, as an error of it."""
+    try:
+        yield
+    except Exception as error:  # PyO3 has no narrower class
+        raise QueryProblem(str(error).removeprefix("DataFusion error: ")) from error
+
+
+def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:
+    names = {"share_bytes", *(each.name for each in dataclasses.fields(Settings))} - {"storage"}
+    for name in options:
+        if name not in names:
+            raise ConfigurationError(f"{name} is no setting.", hint=f"Settings are {', '.join(sorted(names))}.")
+    others = {name: value for name, value in options.items() if name != "share_bytes"}
+    return Place(executor, storage, options.get("share_bytes", _SHARE_BYTES), others)
+
+
+def _dataset(place: Place, table: Input | pa.Table) -> Dataset:
+    name = f"t{next(_NUMBERS)}"  # differs from those of all other datasets, with which it may be joined
+    context = planning_context()
+    _register(context, name, table.schema)
+    return Dataset(place, context.table(name), {name: table})
+
+
+def _register(context: SessionContext, name: str, schema: pa.Schema) -> None:
+    context.register_record_batches(name, [[pa.RecordBatch.from_pylist([], schema=schema)]])
+
+
+def _size(table: Input | pa.Table) -> float:
+    return float(table.size if isinstance(table, Input) else table.nbytes)
+
+
+def _column(name: str | Expr) -> Expr:
+    return col(_quoted(name)) if isinstance(name, str) else name
+
+
+def _quoted(name: str) -> str:
+    """A name as DataFusion reads it, with capital letters and dots."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,168 @@
+"""Tasks: what workers run. Each reads its part of the input, runs a fragment, and divides or writes what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from farcall_analytics import engine
+from farcall_analytics.exchange import Written
+from farcall_analytics.parquet import Share, read_share, write_table
+from farcall_analytics.passing import (
+    Way,
+    find_written,
+    from_stream,
+    read_pieces,
+    read_tables,
+    to_stream,
+    write_pieces,
+    write_tables,
+)
+from farcall_analytics.stages import Exchange
+
+
+class Rows(NamedTuple):
+    """What a task reads for one table of its fragment.
+
+    :param share: of a file, or None; ``columns``: of it that are read.
+    :param written: by tasks of an earlier stage; ``partition``: of it that is read.
+    """
+
+    name: str
+    share: Share | None = None
+    columns: tuple[str, ...] = ()
+    written: tuple[Written, ...] = ()
+    partition: int = 0
+
+
+class Task(NamedTuple):
+    """A task.
+
+    :param name: differs from that of each other task of the job; ``attempt``: from that of each other attempt.
+    :param fragment: a Substrait plan; empty if the rows are passed on as they are.
+    :param exchange: how rows are divided, into so many ``partitions``.
+    :param ways: the storages of the job; ``to``: that to which rows go.
+    :param bounds: of ranges, as an Arrow stream.
+    :param output: a file to which rows are written instead of the storage.
+    :param may_be_done: whether an earlier attempt may have committed.
+    """
+
+    name: str
+    attempt: str
+    seed: int
+    fragment: bytes
+    rows: tuple[Rows, ...]
+    exchange: Exchange | None
+    ways: tuple[Way, ...]
+    to: int = 0
+    partitions: int = 1
+    bounds: bytes = b""
+    output: str = ""
+    memory: int | None = None
+    may_be_done: bool = False
+
+
+class Regroup(NamedTuple):
+    """A task that puts what some tasks have written into one block, for some partitions.
+
+    :param written: by these tasks.
+    :param first, last: its partitions are those from ``first`` on, and before ``last``.
+
+    Other fields are those of :class:`Task`.
+    """
+
+    name: str
+    attempt: str
+    written: tuple[Written, ...]
+    first: int
+    last: int
+    ways: tuple[Way, ...]
+    may_be_done: bool = False
+
+
+class Done(NamedTuple):
+    """What a task has done. ``size``: bytes that it has written, or that its rows have in memory; durations are
+    seconds. ``reused``: whether it was an earlier attempt."""
+
+    written: Written | None
+    rows: int
+    size: int
+    read_s: float = 0.0
+    computed_s: float = 0.0
+    written_s: float = 0.0
+    reused: bool = False
+
+    @property
+    def busy_s(self) -> float:
+        """All of it."""
+        return self.read_s + self.computed_s + self.written_s
+
+
+def run_task(task: Task) -> Done:
+    """Run a task; what an earlier attempt has committed counts, if there is one."""
+    if task.may_be_done and not task.output:
+        found = find_written(task.ways, task.name, task.partitions)
+        if found is not None:
+            return Done(found, 0, found.size, reused=True)
+    started = time.monotonic()
+    tables = {each.name: _read(task, each) for each in task.rows}
+    read_at = time.monotonic()
+    table = engine.run(task.fragment, tables, memory=task.memory)
+    rows = table.num_rows
+    if task.output:
+        computed_at = time.monotonic()
+        write_table(task.output, table)
+        return _done(None, rows, table.nbytes, started, read_at, computed_at)
+    parts = _divide(task, table)
+    computed_at = time.monotonic()
+    written = write_tables(task.ways, task.to, task.name, task.attempt, parts)
+    return _done(written, rows, written.size, started, read_at, computed_at)
+
+
+def regroup_task(task: Regroup) -> Done:
+    """Put the bytes of each partition together; they are not decoded."""
+    count = task.last - task.first
+    if task.may_be_done:
+        found = find_written(task.ways[:1], task.name, count, first=task.first)
+        if found is not None:
+            return Done(found, 0, found.size, reused=True)
+    started = time.monotonic()
+    pieces = [read_pieces(task.ways, task.written, number) for number in range(task.first, task.last)]
+    read_at = time.monotonic()
+    written = write_pieces(task.ways, 0, task.name, task.attempt, pieces, first=task.first)
+    return _done(written, 0, written.size, started, read_at, read_at)
+
+
+def sample_task(task: Task, count: int) -> bytes:
+    """The keys of so many rows of a task at random, as an Arrow stream. Of files it reads a few row groups only."""
+    tables = {each.name: _read(task, each, is_sample=True) for each in task.rows}
+    table = engine.run(task.fragment, tables, memory=task.memory)
+    assert task.exchange is not None
+    return to_stream(engine.sample(table, task.exchange.keys, count, task.seed))
+
+
+def _divide(task: Task, table: pa.Table) -> Sequence[pa.Table]:
+    exchange = task.exchange
+    if exchange is None:
+        return [table]
+    if exchange.kind == "range" and task.partitions > 1:
+        bounds = from_stream(task.bounds)
+        parts = engine.divide_by_range(table, exchange.keys, exchange.directions, bounds, task.partitions, task.seed)
+    else:
+        keys = exchange.keys if exchange.kind == "hash" else ()
+        parts = engine.divide_by_hash(table, keys, task.partitions)
+    return [each.select(range(exchange.width)) for each in parts]
+
+
+def _read(task: Task, rows: Rows, *, is_sample: bool = False) -> pa.Table:
+    if rows.share is not None:
+        share = rows.share.sampled() if is_sample else rows.share
+        return read_share(share, rows.columns)
+    return pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
+
+
+def _done(written: Written | None, rows: int, size: int, started: float, read_at: float, computed_at: float) -> Done:
+    return Done(written, rows, size, read_at - started, computed_at - read_at, time.monotonic() - computed_at)

@@ -1,0 +1,486 @@
+"""Queries in stages: equal to DuckDB's answers, whatever the rows are, and whatever happens to attempts."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import farcall_analytics as fa
+from farcall_analytics import tasks
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull
+from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.payload import Piece
+from tests.support.analytics_data import files, oracle, ordered, random_rows
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def options(executor: ThreadPoolExecutor, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    storage = f"file://{tmp_path}/blocks"
+    yield {"executor": executor, "storage": storage, "share_bytes": 2000, "partitions": 4}
+    with open_blocks(storage) as blocks:
+        assert list(blocks.names("")) == [], "nothing is left in the storage"
+
+
+# -- sort --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["combined", "slow"])
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("keys", "descending"), [(["a"], [False]), (["a"], [True]), (["b", "a"], [False, True]), (["c"], [False])]
+)
+def test_sorted_rows_are_those_of_the_oracle(
+    options: dict[str, Any], tmp_path: Path, keys: list[str], descending: list[bool], codec: str, method: str
+) -> None:
+    rows = random_rows(3000)
+    source = fa.read_parquet(files(tmp_path / "in", rows), codec=codec, method=method, **options)
+    outcome = source.sort(*keys, descending=descending).write_parquet(str(tmp_path / "out"))
+    found = [pq.read_table(path) for path in outcome.paths]
+    order = ", ".join(
+        f"{key} {'desc' if down else 'asc'} nulls last" for key, down in zip(keys, descending, strict=True)
+    )
+    assert pa.concat_tables(found).equals(oracle(f"select * from t order by {order}", t=rows))
+    assert len(found) == 4
+    assert max(each.num_rows for each in found) < 1.5 * 3000 / 4
+    assert outcome.rows == 3000
+
+
+def test_a_key_of_half_of_the_rows_is_spread_over_the_partitions(options: dict[str, Any], tmp_path: Path) -> None:
+    rows = random_rows(4000, different=1000)
+    half = rows.set_column(0, "a", pa.array([500 if n % 2 else a for n, a in enumerate(rows["a"].to_pylist())]))
+    source = fa.read_parquet(files(tmp_path / "in", half), **{**options, "partitions": 8})
+    found = [pq.read_table(path) for path in source.sort("a").write_parquet(str(tmp_path / "out")).paths]
+    assert [row for each in found for row in each["a"].to_pylist()] == sorted(half["a"].to_pylist())
+    assert sorted(row for each in found for row in each["c"].to_pylist()) == sorted(half["c"].to_pylist())
+    assert max(each.num_rows for each in found) < 1.5 * 4000 / 8
+
+
+def test_nulls_and_not_a_number_are_ordered_as_the_oracle_orders_them(options: dict[str, Any], tmp_path: Path) -> None:
+    values = [3.0, None, math.nan, -0.0, 0.0, -math.inf, math.inf, 1.5] * 20
+    rows = pa.table({"a": pa.array(values, pa.float64()), "nested": [{"x": [1, 2]}] * 160})
+    source = fa.read_parquet(files(tmp_path / "in", rows), **options)
+    for descending in (False, True):
+        found = source.sort("a", descending=descending).to_arrow()
+        expected = oracle(f"select * from t order by a {'desc' if descending else 'asc'} nulls last", t=rows)
+        texts = [[str(each).replace("-0.0", "0.0") for each in table["a"].to_pylist()] for table in (found, expected)]
+        assert texts[0] == texts[1]
+        assert found["nested"].to_pylist() == rows["nested"].to_pylist()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 5])
+def test_few_rows_and_none_make_empty_files(options: dict[str, Any], tmp_path: Path, kept: int) -> None:
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(kept)), **options)
+    outcome = source.sort("a").write_parquet(str(tmp_path / "out"))
+    found = [pq.read_table(path) for path in outcome.paths]
+    assert [each.schema.names for each in found] == [["a", "b", "c"]] * 4
+    assert outcome.rows == sum(each.num_rows for each in found) == kept
+    assert source.filter(fa.col("a") < 0).group_by("b").agg(n=fa.count()).to_arrow().num_rows == 0
+    assert source.agg(n=fa.count(), s=fa.sum("a")).to_arrow().to_pylist()[0]["n"] == kept
+
+
+# -- group, join and others --------------------------------------------------------------------------------------------
+
+AGGREGATES = "count(*) n, count(x) m, sum(x) s, min(x) lo, max(c) hi, avg(x) mean, avg(d) mean_d, sum(d) sum_d"
+
+
+def measured(rows: int, *, groups: int) -> pa.Table:
+    return oracle(
+        f"""
+        select (case when hash(i) % 11 = 0 then null else hash(i) % {groups} end)::bigint as g, 'k' || (i % 3) as h,
+            case when i % 7 = 0 then null else i / 4 end as x, 'row ' || i as c, (i / 8)::decimal(12, 2) as d
+        from range({rows}) t(i)
+        """
+    )
+
+
+@pytest.mark.parametrize("keys", ["", "g", "h", "g, h"])
+@pytest.mark.parametrize("groups", [1, 20, 10_000])
+def test_groups_are_those_of_the_oracle(options: dict[str, Any], tmp_path: Path, keys: str, groups: int) -> None:
+    rows = measured(2000, groups=groups)
+    tables = {"t": files(tmp_path / "in", rows)}
+    for more in ("", ", count(distinct c) distinct_c, stddev(x) spread"):
+        query = f"select {keys}{', ' if keys else ''}{AGGREGATES}{more} from t{' group by ' if keys else ''}{keys}"
+        found = fa.sql(query, tables=tables, **options).to_arrow()
+        assert ordered(found) == ordered(oracle(query, t=rows))
+
+
+@pytest.mark.parametrize("kind", ["inner", "left", "right", "full", "semi", "anti"])
+@pytest.mark.parametrize("broadcast_bytes", [0, 10**9])
+def test_joins_are_those_of_the_oracle(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, broadcast_bytes: int
+) -> None:
+    monkeypatch.setattr(fa.stages, "BROADCAST_BYTES", broadcast_bytes)
+    left = random_rows(600, different=100)
+    right = random_rows(90, seed=5, different=150).select(["a", "c"]).rename_columns(["a", "d"])
+    left = pa.concat_tables([left, pa.table({"a": [None], "b": [None], "c": ["null"]}, schema=left.schema)])
+    right = pa.concat_tables([right, pa.table({"a": [None], "d": ["null"]}, schema=right.schema)])
+    sides = [fa.read_parquet(files(tmp_path / name, each), **options) for name, each in (("l", left), ("r", right))]
+    joined = sides[0].join(sides[1], on="a", how=kind)
+    expected = oracle(f"select * from l {kind} join r using (a)", l=left, r=right)
+    found = joined.to_arrow().select(expected.column_names)
+    assert ordered(found) == ordered(expected)
+    assert (len(joined.stages().stages) == 2) == (broadcast_bytes > 0 and kind != "full")
+
+
+QUERIES = {
+    "limit": "select a, c from t order by a, c limit 7 offset 3",
+    "limit of a group": "select b, count(*) n from t group by b order by n desc, b limit 3",
+    "distinct": "select distinct b from t",
+    "distinct and a group": "select b, count(distinct a % 5) n from t group by b having count(*) > 10",
+    "rollup": "select b, a % 3 m, count(*) n from t group by rollup (b, a % 3)",
+    "window": "select c, row_number() over (partition by b order by a, c) n, count(*) over (partition by b) m from t",
+    "window of all": "select c, rank() over (order by b) n from t",
+    "union": "select b from t where a % 2 = 0 union all select b from r",
+    "union without columns": "select count(*) n from (select * from t union all select * from t)",
+    "intersection": "select b from t intersect select b from r",
+    "difference": "select b from t except select b from r where b < 5",
+    "scalar subquery": "select c from t where a > (select avg(a) from r) and b = (select max(b) from t)",
+    "correlated": "select c from t where a = (select max(a) from t t2 where t2.b = t.b)",
+    "exists": "select c from t where exists (select 1 from r where r.b = t.b and r.a < t.a)",
+    "mark": "select c from t where b = 1 or exists (select 1 from r where r.b = t.b + 1)",
+    "keys that are no columns": "select t.c, r.a from t join r on t.a % 50 = r.a % 50 and t.b < r.b",
+    "no equal keys": "select t.c, r.a from t join r on t.a < r.a and r.b = 3 and t.b = 4",
+    "cross": "select count(*) n from t, r",
+    "values": "select t.c, v.x from t join (values (1, 'x'), (2, 'y')) v(k, x) on t.b = v.k",
+    "common tables": "with g as (select b, sum(a) s from t group by b) select g1.b from g g1, g g2 where g1.s < g2.s",
+    "no table": "select 1 + 1 as two",
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_other_queries_are_those_of_the_oracle(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    t, r = random_rows(500, different=300), random_rows(60, seed=9, different=300)
+    tables = {"t": files(tmp_path / "t", t), "r": r}
+    for broadcast_bytes in (0, 10**9):
+        monkeypatch.setattr(fa.stages, "BROADCAST_BYTES", broadcast_bytes)
+        found = fa.sql(QUERIES[name], tables=tables, **options).to_arrow()
+        assert ordered(found) == ordered(oracle(QUERIES[name], t=t, r=r))
+
+
+def test_data_frames_come_in_and_go_out(options: dict[str, Any]) -> None:
+    table = random_rows(50)
+    relation = duckdb.connect().from_arrow(table)
+    for given in (table, table.to_pandas(), polars.from_arrow(table), relation, table.to_reader()):
+        found = fa.from_arrow(given, **options).filter(fa.col("b") > 4).sort("a", "c")
+        expected = oracle("select * from t where b > 4 order by a, c", t=table)
+        assert found.to_arrow().to_pylist() == expected.to_pylist()
+        assert found.to_pandas().equals(expected.to_pandas())
+        assert found.to_polars().equals(polars.DataFrame(expected))
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+
+
+class TwiceExecutor:
+    """Runs each task twice, as a retry and a copy of a slow task do, and the one or the other counts."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._count = 0
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        self._count += 1
+        if fn is not tasks.run_task:
+            return self._pool.submit(fn, *args)
+        both = [self._pool.submit(fn, each) for each in (args[0], args[0]._replace(attempt="another", seed=5))]
+        return both[self._count % 2]
+
+
+@pytest.mark.parametrize("method", ["combined", "slow"])
+def test_attempts_neither_double_nor_lose_rows(executor: ThreadPoolExecutor, tmp_path: Path, method: str) -> None:
+    table = random_rows(2000)
+    own: Any = {"executor": TwiceExecutor(executor), "storage": f"file://{tmp_path}/blocks", "share_bytes": 2000}
+    source = fa.read_parquet(files(tmp_path / "in", table), partitions=5, method=method, **own)
+    found = source.sort("a").to_arrow()
+    assert ordered(found) == ordered(table)
+    groups = source.group_by("b").agg(n=fa.count()).to_arrow()
+    assert ordered(groups) == ordered(oracle("select b, count(*) n from t group by b", t=table))
+
+
+class FailingExecutor:
+    """Fails the first attempt of each third task, after it has committed or before it begins."""
+
+    def __init__(self, pool: ThreadPoolExecutor, *, commits: bool) -> None:
+        self._pool = pool
+        self._commits = commits
+        self._seen: set[str] = set()
+        self.failed = 0
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        return self._pool.submit(self._run, fn, *args)
+
+    def _run(self, fn: Any, /, *args: Any) -> Any:
+        if fn is not tasks.run_task or args[0].name in self._seen:
+            return fn(*args)
+        self._seen.add(args[0].name)
+        if len(self._seen) % 3:
+            return fn(*args)
+        self.failed += 1
+        if self._commits:
+            fn(*args)
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_tasks_that_fail_are_tried_again(
+    executor: ThreadPoolExecutor, options: dict[str, Any], tmp_path: Path, commits: bool
+) -> None:
+    table = random_rows(2000)
+    failing = FailingExecutor(executor, commits=commits)
+    source = fa.read_parquet(files(tmp_path / "in", table), **{**options, "executor": failing})
+    outcome = source.sort("a").write_parquet(str(tmp_path / "out"))
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert ordered(found) == ordered(table)
+    assert failing.failed == sum(each.retries for each in outcome.stages) > 3
+
+
+@pytest.fixture(scope="module")
+def memory() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield f"file://{directory}"
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "slow": {},
+    "combined": {},
+    "two-level": {},
+    "fast": {"fast_storage": True},
+    "hybrid": {"fast_storage": True, "fast_bytes": 4_000},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_each_method_of_exchange_gives_the_same_rows(
+    options: dict[str, Any], tmp_path: Path, memory: str, method: str, codec: str
+) -> None:
+    table = random_rows(3000, different=500)
+    own: Any = {key: memory if key == "fast_storage" else value for key, value in METHODS[method].items()}
+    source = fa.read_parquet(
+        files(tmp_path / "in", table), **{**options, "partitions": 7}, method=method, codec=codec, **own
+    )
+    outcome = source.sort("a", "c").write_parquet(str(tmp_path / "out"))
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert found.equals(oracle("select * from t order by a, c", t=table))
+    groups = source.group_by("a").agg(n=fa.count(), last=fa.max("c")).to_arrow()
+    assert ordered(groups) == ordered(oracle("select a, count(*) n, max(c) from t group by a", t=table))
+    with open_blocks(memory) as blocks:
+        assert list(blocks.names("")) == []
+
+
+class Forgetful(Blocks):
+    """A memory that has lost the blocks of a task, once."""
+
+    lost: ClassVar[set[str]] = set()
+
+    def __init__(self, blocks: Blocks, pattern: str) -> None:
+        self._blocks = blocks
+        self._pattern = pattern
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        return self._blocks.create(name, pieces)
+
+    def read(self, part: Part) -> memoryview:
+        if re.search(self._pattern, part.name) and "committed" not in part.name and len(self.lost) < 2:
+            self.lost.add(part.name)
+            raise ObjectGone(f"{part.name} was evicted")
+        return self._blocks.read(part)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        return self._blocks.names(prefix)
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._blocks.delete(names)
+
+    def close(self) -> None:
+        self._blocks.close()
+
+
+@pytest.mark.parametrize("method", ["combined", "fast", "hybrid"])
+def test_what_a_memory_has_lost_is_made_once_more(
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    pattern = "/0-0-3$" if method == "combined" else "0-3/"
+    monkeypatch.setattr(Forgetful, "lost", set())
+    monkeypatch.setattr("farcall_analytics.passing.open_storage", lambda url: Forgetful(open_blocks(url), pattern))
+    table = random_rows(2000, different=500)
+    own: Any = {} if method == "combined" else {"fast_storage": memory, "fast_bytes": 10_000.0}
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method, **own)
+    outcome = source.group_by("a").agg(n=fa.count()).write_parquet(str(tmp_path / "out"))
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert ordered(found) == ordered(oracle("select a, count(*) n from t group by a", t=table))
+    assert Forgetful.lost
+    assert sum(each.repeats for each in outcome.stages) >= 1
+
+
+class FullBlocks(Forgetful):
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        self.lost.add(name)
+        if len(self.lost) > 20:
+            raise StoreFull("there is no room")
+        return super().create(name, pieces)
+
+    def read(self, part: Part) -> memoryview:
+        return self._blocks.read(part)
+
+
+@pytest.mark.parametrize("method", ["fast", "hybrid"])
+def test_what_has_no_room_in_the_memory_goes_to_the_other_storage(
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(Forgetful, "lost", set())
+
+    def open_full(url: str) -> Blocks:
+        return FullBlocks(open_blocks(url), "") if url == memory else open_blocks(url)
+
+    monkeypatch.setattr("farcall_analytics.passing.open_storage", open_full)
+    table = random_rows(2000, different=500)
+    own: Any = {"fast_storage": memory, "fast_bytes": 10_000.0}
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method, **own)
+    assert ordered(source.sort("a").to_arrow()) == ordered(table)
+    assert len(Forgetful.lost) > 20
+
+
+class StoppingExecutor:
+    """A program that is stopped at its n-th task."""
+
+    def __init__(self, pool: ThreadPoolExecutor, stop_at: int) -> None:
+        self._pool = pool
+        self._left = stop_at
+        self.runs = 0
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+        self.runs += 1
+        return self._pool.submit(fn, *args)
+
+
+@pytest.mark.parametrize("stop_at", [1, 5, 15, 25])
+def test_a_job_that_is_stopped_leaves_nothing(
+    executor: ThreadPoolExecutor, options: dict[str, Any], tmp_path: Path, stop_at: int
+) -> None:
+    stopping = StoppingExecutor(executor, stop_at)
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(2000)), **{**options, "executor": stopping})
+    with pytest.raises(KeyboardInterrupt):
+        source.sort("a").write_parquet(str(tmp_path / "out"))
+    assert not list(tmp_path.glob("out/*.draft*"))
+
+
+@contextlib.contextmanager
+def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The program is killed, and deletes nothing."""
+    with monkeypatch.context() as patch:
+        patch.setattr("farcall_common.objects.blocks.Blocks.delete_below", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+@pytest.mark.parametrize("stop_at", [8, 28, 33])
+def test_a_job_that_was_killed_goes_on_by_its_name(
+    executor: ThreadPoolExecutor,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_at: int,
+) -> None:
+    table = random_rows(2000, different=50)
+    tables = {"t": files(tmp_path / "in", table), "r": random_rows(20, seed=3, different=50)}
+    query = "select t.b, count(*) n, sum(t.a)::bigint s from t join r using (a) group by t.b order by s"
+
+    def job(own: Any) -> fa.Dataset:
+        return fa.sql(query, tables=tables, **{**options, "executor": own})
+
+    with kill(monkeypatch):
+        job(StoppingExecutor(executor, stop_at)).write_parquet(str(tmp_path / "out"), job="nightly")
+    with pytest.raises(ConfigurationError, match="nightly was begun with another query"):
+        job(executor).limit(3).write_parquet(str(tmp_path / "out"), job="nightly")
+    with kill(monkeypatch):  # what is refused deletes nothing of the other one; what goes on can be killed, too
+        job(StoppingExecutor(executor, 4)).write_parquet(str(tmp_path / "out"), job="nightly")
+    done = job(executor).write_parquet(str(tmp_path / "out"), job="nightly")
+    found = pa.concat_tables([pq.read_table(path) for path in done.paths])
+    assert found.to_pylist() == oracle(query, t=table, r=tables["r"]).to_pylist()
+    assert sum(each.reused for each in done.stages) >= stop_at - 12
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_is_refused_before_anything_runs(options: dict[str, Any], tmp_path: Path) -> None:
+    t = fa.from_arrow(random_rows(10), **options)
+    for build, reason in (
+        (lambda: t.join(t, on="a"), "both sides have b, c, which is no key"),
+        (lambda: t.join(t, on="x"), "x is no column; there are a, b, c"),
+        (lambda: t.group_by("x"), "x is no column"),
+        (lambda: t.sort("x"), "x is no column"),
+        (lambda: t.filter(fa.col("x") > 1), "No field named x"),
+        (lambda: fa.sql("select x from t", tables={"t": t}, **options), "No field named x"),
+        (lambda: fa.sql("selec", tables={"t": t}, **options), "Expected: an SQL statement"),
+        (lambda: fa.sql("select a, a from t", tables={"t": t}, **options).stages(), "unique expression names"),
+        (lambda: fa.sql("select * from t t1, t t2", tables={"t": t}, **options).stages(), "the name a, b, c"),
+        (
+            lambda: fa.sql("select a from t where a not in (select b from t)", tables={"t": t}, **options).stages(),
+            "write NOT EXISTS",
+        ),
+    ):
+        with pytest.raises(fa.QueryProblem, match=reason):
+            build()
+
+
+def test_settings_that_cannot_be_are_refused(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = random_rows(10)
+    monkeypatch.delenv("FARCALL_ANALYTICS_STORAGE", raising=False)
+    with pytest.raises(ConfigurationError, match="No storage is set"):
+        fa.from_arrow(table, executor=options["executor"]).to_arrow()
+    with pytest.raises(ValueError, match="is not shared between tasks"):
+        fa.from_arrow(table, executor=options["executor"], storage="memory:").to_arrow()
+    with pytest.raises(ValueError, match="codec: expected none, lz4, zstd, got 'gzip'"):
+        fa.from_arrow(table, codec="gzip", **options).to_arrow()
+    settings: list[tuple[Any, str]] = [
+        ({"method": "fastest"}, "fastest is no method of exchange"),
+        ({"method": "fast"}, "fast needs memory"),
+        ({"method": "hybrid", "fast_storage": "file:///x"}, "hybrid needs the size of a round"),
+    ]
+    for wrong, reason in settings:
+        with pytest.raises(ConfigurationError, match=reason):
+            fa.from_arrow(table, **wrong, **options).to_arrow()
+    with pytest.raises(ConfigurationError, match="partition is no setting"):
+        fa.from_arrow(table, partition=3, **options)
+    with pytest.raises(fa.InputProblem, match="there are no such files"):
+        fa.read_parquet(str(tmp_path / "none*.parquet"), **options)
+
+
+def test_a_damaged_file_ends_the_job_and_leaves_nothing(options: dict[str, Any], tmp_path: Path) -> None:
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(1000)), **options)
+    (tmp_path / "in" / "2.parquet").write_bytes(b"damaged")
+    with pytest.raises(fa.InputProblem, match=r"2\.parquet"):
+        source.sort("a").to_arrow()
+
+
+def test_an_error_of_a_query_ends_the_job_with_its_reason(options: dict[str, Any], tmp_path: Path) -> None:
+    tables = {"t": files(tmp_path / "in", random_rows(1000))}
+    with pytest.raises(fa.QueryProblem, match="Divide by zero"):
+        fa.sql("select b, sum(1 / (b - b)) s from t group by b", tables=tables, **options).to_arrow()
