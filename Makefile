@@ -18,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -174,6 +174,10 @@ bench-graphs: setup
 # TaPS' applications on our executors and on its own. TaPS must be in .venv-taps: it says how, if it is not.
 bench-taps: setup .venv-taps/.made
 	@$(RUN) benchmarks.taps
+
+# Sorts through each method of exchange, beside the model's predictions and one-process engines: a quarter of an hour.
+bench-analytics: setup
+	@$(RUN) benchmarks.analytics
 
 # Latency targets: the experiments of the QoS paper once, in ten minutes; ten times, in two hours.
 bench-qos: setup

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import api, memoization, sdk, serialization, start, warm_routing
+from benchmarks.analytics import table as analytics
 from benchmarks.data import communication, files, nodes, objects
 from benchmarks.engine import table as engine
 from benchmarks.engine.papers import table as papers
@@ -40,6 +41,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "objects": objects.as_table,
     "taps": taps.as_tables,
     "qos": qos.as_tables,
+    "analytics": analytics.as_tables,
     "warm_starts": warm_starts.as_tables,
     "warm_one_shots": warm_starts.sustained_tables,
     "warm_routing": warm_routing.as_table,

@@ -20,7 +20,7 @@ _LOOKS_EVERY_S: Final = 0.25
 _COPIES_PART: Final = 0.1
 """Of the tasks of a stage, how many may have a copy at most; one at least."""
 _SLOWNESS: Final = 1.5
-"""How many times the median a task must have run before it gets a copy."""
+"""How many times the median of the others nothing must have finished before slow tasks get copies."""
 
 
 class Executor(Protocol):
@@ -100,6 +100,7 @@ class Attempts:
         self._progress = progress
         self._all = [_Attempts(task) for task in tasks]
         self._running: dict[Future[Done], _Attempts] = {}
+        self._finished_at = 0.0
 
     def run(self) -> list[Done]:
         """What the tasks have done, in order. If one fails for good, others are cancelled and awaited."""
@@ -111,6 +112,7 @@ class Attempts:
                 for future in finished:
                     self._finish(future)
                 if finished:
+                    self._finished_at = time.monotonic()
                     self._progress(sum(each.done is not None for each in self._all))
                 self._start_copies()
         finally:
@@ -147,6 +149,8 @@ class Attempts:
         self._start(attempts)
 
     def _start_copies(self) -> None:
+        """Start copies once nothing has finished for as long as a task usually takes, and half of it: what still runs
+        is slow then, and does not wait for a worker."""
         part = self._policy.copies_after
         done = [each.done for each in self._all if each.done is not None]
         if part is None or not done or len(done) < part * len(self._all):
@@ -155,7 +159,8 @@ class Attempts:
         most = max(1, math.ceil(len(self._all) * _COPIES_PART))
         for each in self._all:
             is_alone = each.done is None and len(each.futures) == each.failures + 1
-            if is_alone and self._report.copies < most and time.monotonic() - each.started > slow_s:
+            waited_s = time.monotonic() - max(each.started, self._finished_at)
+            if is_alone and self._report.copies < most and waited_s > slow_s:
                 self._report.copies += 1
                 self._start(each)
 

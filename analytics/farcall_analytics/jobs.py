@@ -371,7 +371,8 @@ class _Job:
             else:
                 partition = number if self._is_divided(source) else 0
                 those = tuple(each for each in self._written[source.stage] if each.has(partition))
-                found.append(Rows(source.name, written=those, partition=partition))
+                order = source.keys, source.directions
+                found.append(Rows(source.name, None, (), those, partition, *order))
         return tuple(found)
 
     def _give(self, source: Source, table: pa.Table) -> list[Written]:

@@ -73,6 +73,7 @@ class Source(NamedTuple):
     :param name: in the fragment.
     :param table, columns: of the query, of which the task reads a share.
     :param stage: whose rows the task reads: its partition of them, or all if ``whole``.
+    :param keys, directions: by which the task sorts them, as those of an :class:`Exchange`.
     """
 
     name: str
@@ -80,6 +81,8 @@ class Source(NamedTuple):
     columns: tuple[str, ...] = ()
     stage: int = -1
     whole: bool = False
+    keys: tuple[int, ...] = ()
+    directions: tuple[str, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -430,6 +433,9 @@ class _Planner:
         directions = tuple(map(relations.direction, rel.sort.sorts))
         number = self.close(keyed, Exchange("range", inner.width, numbers, directions))
         moved = self._read(number, inner, hashed=None)
+        if max(numbers) < inner.width:
+            [source] = moved.sources
+            return dataclasses.replace(moved, sources=(source._replace(keys=numbers, directions=directions),))
         return dataclasses.replace(moved, rel=_on(rel, moved.rel))
 
     def _fetch(self, rel: Rel) -> _Open:

@@ -29,6 +29,7 @@ class Rows(NamedTuple):
 
     :param share: of a file, or None; ``columns``: of it that are read.
     :param written: by tasks of an earlier stage; ``partition``: of it that is read.
+    :param keys, directions: by which they are sorted, as those of an exchange.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Rows(NamedTuple):
     columns: tuple[str, ...] = ()
     written: tuple[Written, ...] = ()
     partition: int = 0
+    keys: tuple[int, ...] = ()
+    directions: tuple[str, ...] = ()
 
 
 class Task(NamedTuple):
@@ -161,7 +164,8 @@ def _read(task: Task, rows: Rows, *, is_sample: bool = False) -> pa.Table:
     if rows.share is not None:
         share = rows.share.sampled() if is_sample else rows.share
         return read_share(share, rows.columns)
-    return pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
+    found = pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
+    return engine.sort(found, rows.keys, rows.directions) if rows.keys else found
 
 
 def _done(written: Written | None, rows: int, size: int, started: float, read_at: float, computed_at: float) -> Done:

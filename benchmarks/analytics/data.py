@@ -38,7 +38,7 @@ def checksum(paths: list[str]) -> tuple[int, int, bool]:
             continue
         found = keys.cast(pa.binary(KEY))
         raw = np.frombuffer(found.buffers()[1], np.uint8)[found.offset * KEY :][: len(found) * KEY].reshape(-1, KEY)
-        texts = raw.copy().view(f"V{KEY}").ravel().astype(f"S{KEY}")
+        texts = raw.copy().view(f"S{KEY}").ravel()
         ordered &= bool(np.all(texts[:-1] <= texts[1:])) and last <= bytes(raw[0])
         last = bytes(raw[-1])
         total += int(raw[:, :8].copy().view(">u8").astype(object).sum())
