@@ -16,6 +16,8 @@ import pyarrow as pa
 from farcall_analytics.tasks import Done, Regroup, Task
 from farcall_common.errors import ObjectGone, TaskFailed
 
+GRACE_S: Final = 10.0
+"""For which tasks that nothing waits for are awaited before what they write is deleted."""
 _LOOKS_EVERY_S: Final = 0.25
 _COPIES_PART: Final = 0.1
 """Of the tasks of a stage, how many may have a copy at most; one at least."""
@@ -101,16 +103,20 @@ class Attempts:
         self._all = [_Attempts(task) for task in tasks]
         self._running: dict[Future[Done], _Attempts] = {}
         self._finished_at = 0.0
+        self._copies = 0
+        self.losers: list[Future[Done]] = []
+        """Attempts that still run although another one has done their task."""
 
     def run(self) -> list[Done]:
-        """What the tasks have done, in order. If one fails for good, others are cancelled and awaited."""
+        """What the tasks have done, in order. If one fails for good, others are cancelled, and awaited for a while."""
         try:
             for each in self._all:
                 self._start(each)
             while any(each.done is None for each in self._all):
                 finished, _ = wait(self._running, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    self._finish(future)
+                    if future in self._running:
+                        self._finish(future)
                 if finished:
                     self._finished_at = time.monotonic()
                     self._progress(sum(each.done is not None for each in self._all))
@@ -118,7 +124,7 @@ class Attempts:
         finally:
             for future in self._running:
                 future.cancel()
-            wait(self._running)
+            wait(self._running, timeout=GRACE_S)
         return [each.done for each in self._all if each.done is not None]
 
     def _start(self, attempts: _Attempts) -> None:
@@ -137,9 +143,10 @@ class Attempts:
         if error is None:
             attempts.done = future.result()
             for other in attempts.futures:
-                other.cancel()
+                if self._running.pop(other, None) is not None and not other.cancel():
+                    self.losers.append(other)
             return
-        error = inner(error)
+        error = _inner(error)
         attempts.failures += 1
         if any(not other.done() for other in attempts.futures):
             return  # a copy goes on
@@ -160,25 +167,13 @@ class Attempts:
         for each in self._all:
             is_alone = each.done is None and len(each.futures) == each.failures + 1
             waited_s = time.monotonic() - max(each.started, self._finished_at)
-            if is_alone and self._report.copies < most and waited_s > slow_s:
+            if is_alone and self._copies < most and waited_s > slow_s:
+                self._copies += 1
                 self._report.copies += 1
                 self._start(each)
 
 
-def run_all(executor: Executor, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """The results of some calls, in order. If one fails, others are cancelled and awaited."""
-    futures = [executor.submit(function, *arguments) for arguments in calls]
-    try:
-        return [future.result() for future in futures]
-    except TaskFailed as error:
-        raise inner(error) from None
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
-
-
-def inner(error: BaseException) -> BaseException:
+def _inner(error: BaseException) -> BaseException:
     """What a task has raised, if that can be read here."""
     return error.__cause__ or error if isinstance(error, TaskFailed) else error
 

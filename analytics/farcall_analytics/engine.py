@@ -23,10 +23,10 @@ _NUMBER = "number"
 _TIE = "tie"
 
 
-def run(fragment: bytes, tables: Mapping[str, pa.Table], *, memory: int | None = None) -> pa.Table:
+def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, memory: int | None = None) -> pa.Table:
     """The rows of a fragment.
 
-    :param fragment: a Substrait plan. ``tables``: that it reads, by name.
+    :param fragment: a Substrait plan. ``tables``: that it reads, by name. ``schema``: of its rows.
     :param memory: bytes beyond which sorts, groups and joins use the disk.
     :raises QueryProblem: if the query is the reason, as when it divides by zero.
     :raises MemoryError, OSError: if memory or the disk do not suffice.
@@ -36,7 +36,7 @@ def run(fragment: bytes, tables: Mapping[str, pa.Table], *, memory: int | None =
         _register(context, name, table)
     try:
         logical = Consumer.from_substrait_plan(context, Serde.deserialize_bytes(fragment))
-        return _unviewed(context.create_dataframe_from_logical_plan(logical).to_arrow_table())
+        return context.create_dataframe_from_logical_plan(logical).to_arrow_table().cast(schema)
     except Exception as error:  # PyO3 has no narrower class
         text = str(error).removeprefix("DataFusion error: ")
         if "No space left on device" in text:
@@ -57,8 +57,12 @@ def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> lis
     found = found.cast(pa.schema([field.with_type(_hashed_as(field.type)) for field in found.schema]), safe=False)
     _register(context, "rows", found)
     hashed = f"xxhash64({', '.join(found.column_names)})"
-    numbered = context.sql(f"select ({hashed} % {partitions} + {partitions}) % {partitions} as number from rows")  # noqa: S608 - own names
-    numbers = numbered.to_arrow_table()[_NUMBER].combine_chunks()
+    query = f"select ({hashed} % {partitions} + {partitions}) % {partitions} as number from rows"  # noqa: S608 - own names
+    try:
+        numbers = context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
+    except Exception as error:  # PyO3 has no narrower class
+        types = ", ".join(str(field.type) for field in found.schema)
+        raise QueryProblem(f"rows cannot be divided by keys of the types {types}: {error}") from error
     counts = dict(zip(*map(pa.Array.to_pylist, pc.value_counts(numbers).flatten()), strict=True))
     ends = list(itertools.accumulate(counts.get(number, 0) for number in range(partitions)))
     return _pieces(table.take(pc.sort_indices(numbers)), ends[:-1])
@@ -153,10 +157,3 @@ def _context(memory: int | None) -> SessionContext:
 def _register(context: SessionContext, name: str, table: pa.Table) -> None:
     batches: list[Any] = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
     context.register_record_batches(name, [batches])
-
-
-def _unviewed(table: pa.Table) -> pa.Table:
-    """A table without the types of strings that DataFusion uses inside."""
-    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields))

@@ -9,17 +9,18 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
-from datafusion import DataFrame, Expr, SessionContext, col
+from datafusion import DataFrame, Expr, SessionContext, SQLOptions, col
 from datafusion import functions as f
 
 from farcall_analytics import jobs
 from farcall_analytics.attempts import Executor
 from farcall_analytics.jobs import Outcome, Progress, Settings
-from farcall_analytics.parquet import Input, find_input, find_paths
+from farcall_analytics.parquet import Input, Paths, find_input, find_paths
 from farcall_analytics.relations import QueryProblem
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 STORAGE: Final = "FARCALL_ANALYTICS_STORAGE"
 """The variable that names the storage of exchanges if a program does not."""
 _SHARE_BYTES: Final = 64_000_000
+_QUERIES_ONLY: Final = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
+_MOST_ROWS: Final = 2**62
 _NUMBERS: Final = itertools.count(1)
 
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -112,9 +115,7 @@ class Dataset:
         both = set(self.schema.names) & set(other.schema.names) - set(keys)
         if both and how not in ("semi", "anti"):
             raise QueryProblem(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
-        return self._with(
-            lambda frame: frame.join(other._frame, on=keys, how=how, coalesce_duplicate_keys=True), other._tables
-        )
+        return self._with(lambda frame: _joined(frame, other._frame, keys, how), other._tables)
 
     def group_by(self, *keys: str | Expr) -> Groups:
         """Rows with equal keys; :meth:`Groups.agg` says what of them."""
@@ -132,6 +133,8 @@ class Dataset:
         """
         self._check([each for each in keys if isinstance(each, str)])
         downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
+        if not keys or len(downs) != len(keys):
+            raise QueryProblem(f"a sort needs keys, and descending one value or {len(keys)}, not {len(downs)}")
         sorts = [
             _column(key).sort(ascending=not down, nulls_first=False) for key, down in zip(keys, downs, strict=True)
         ]
@@ -143,6 +146,8 @@ class Dataset:
 
     def limit(self, count: int, *, offset: int = 0) -> Dataset:
         """Some rows: the first ones behind a sort."""
+        if not 0 <= count < _MOST_ROWS or not 0 <= offset < _MOST_ROWS:
+            raise QueryProblem(f"limit: expected numbers from 0 on, got {count} and {offset}")
         return self._with(lambda frame: frame.limit(count, offset))
 
     def union(self, other: Dataset) -> Dataset:
@@ -167,10 +172,13 @@ class Dataset:
     def write_parquet(self, output: str, *, job: str | None = None, progress: Progress | None = None) -> Outcome:
         """Write the rows to files ``part-00000.parquet`` and so on.
 
-        :param output: a directory that all workers share, or ``s3://BUCKET/PREFIX``.
+        :param output: a directory that all workers share, or ``s3://BUCKET/PREFIX``. Files of that name which are
+            there are replaced, or deleted.
         :param job: a name of the job. A program that is started again with the same one goes on with it.
         """
-        return self._run(output=output, job=job, progress=progress)
+        if not str(output).strip():
+            raise QueryProblem("output: expected a directory, or s3://BUCKET/PREFIX")
+        return self._run(output=str(output), job=job, progress=progress)
 
     def to_arrow(self, *, progress: Progress | None = None) -> pa.Table:
         """All rows, in the memory of this program."""
@@ -219,17 +227,24 @@ class Groups:
 
     def __init__(self, dataset: Dataset, keys: Sequence[str | Expr]) -> None:
         self._dataset = dataset
-        self._keys = [_column(each) for each in keys]
+        # an expression without a name has one that does not tell how many datasets there are
+        self._keys = [
+            _column(each) if isinstance(each, str) else each.alias(re.sub(r"\bt\d+\.", "", each.schema_name()))
+            for each in keys
+        ]
 
     def agg(self, **named: Expr) -> Dataset:
         """A row for each group: its keys, and aggregates by name, such as ``revenue=fa.sum("price")``."""
         aggregates = [each.alias(name) for name, each in named.items()]
+        if not aggregates:
+            raise QueryProblem("agg needs aggregates, such as revenue=fa.sum('price')")
+        twice = sorted({each.schema_name() for each in self._keys} & set(named))
+        if twice:
+            raise QueryProblem(f"{', '.join(twice)}: a key has that name, too; give the aggregate another one")
         return self._dataset._with(lambda frame: frame.aggregate(self._keys, aggregates))
 
 
-def read_parquet(
-    paths: str | Sequence[str], *, executor: Executor, storage: str | None = None, **options: Any
-) -> Dataset:
+def read_parquet(paths: Paths, *, executor: Executor, storage: str | None = None, **options: Any) -> Dataset:
     """The rows of files: paths that all workers share or addresses in S3, also with ``*`` in the name.
 
     :param executor: that runs tasks, of Farcall or any other.
@@ -261,14 +276,15 @@ def sql(
     for name, given in tables.items():
         if isinstance(given, Dataset):
             dataset = given
-        elif isinstance(given, str):
+        elif isinstance(given, (str, os.PathLike)) or (isinstance(given, list) and given):
             dataset = read_parquet(given, executor=executor, storage=storage, **options)
         else:
             dataset = from_arrow(given, executor=executor, storage=storage, **options)
-        context.register_view(name, dataset._frame)
+        with _query_errors():
+            context.register_view(_quoted(name), dataset._frame)
         all_tables |= dataset._tables
     with _query_errors():
-        frame = context.sql(query.strip().removesuffix(";"))
+        frame = context.sql_with_options(query.strip().removesuffix(";"), _QUERIES_ONLY)
     return Dataset(place, frame, all_tables)
 
 
@@ -315,7 +331,31 @@ def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) 
     return Place(executor, storage, options.get("share_bytes", _SHARE_BYTES), others)
 
 
+def _joined(left: DataFrame, right: DataFrame, keys: Sequence[str], how: JoinKind) -> DataFrame:
+    """A join whose keys are those of the left side, or of the one that has the row."""
+    names = left.schema().names
+    renamed = {name: f"farcall key {number}" for number, name in enumerate(keys)}
+    others = right.schema().names
+    # new names, so that a dataset may be joined with a part of itself
+    right = right.select(*(_column(name).alias(renamed.get(name, name)) for name in others))
+    frame = left.join_on(right, *(_column(key) == _column(renamed[key]) for key in keys), how=how)
+    if how in ("semi", "anti"):
+        return frame
+
+    def of_key(name: str) -> Expr:
+        left_key, right_key = _column(name), _column(renamed[name])
+        if how == "full":
+            return f.coalesce(left_key, right_key).alias(name)
+        return right_key.alias(name) if how == "right" else left_key
+
+    chosen = [of_key(name) if name in renamed else _column(name) for name in names]
+    return frame.select(*chosen, *(_column(name) for name in others if name not in renamed))
+
+
 def _dataset(place: Place, table: Input | pa.Table) -> Dataset:
+    twice = sorted({each for each in table.schema.names if table.schema.names.count(each) > 1})
+    if twice or not table.schema.names:
+        raise QueryProblem(f"several columns have the name {', '.join(twice)}" if twice else "there are no columns")
     name = f"t{next(_NUMBERS)}"  # differs from those of all other datasets, with which it may be joined
     context = planning_context()
     _register(context, name, table.schema)

@@ -12,18 +12,20 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
 import pyarrow as pa
 
 from farcall_analytics import engine
-from farcall_analytics.attempts import Attempts, Executor, RetryPolicy, StageReport, run_all
+from farcall_analytics.attempts import GRACE_S, Attempts, Executor, RetryPolicy, StageReport
 from farcall_analytics.exchange import Written
 from farcall_analytics.model import Method
-from farcall_analytics.parquet import Input
+from farcall_analytics.parquet import Input, delete_other_parts
 from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
@@ -38,6 +40,7 @@ _SAMPLED_ROWS: Final = 100
 _REPEATS: Final = 2
 """How often a stage is repeated because what it had written was lost."""
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
+_JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
 """Those that jobs have."""
 
@@ -60,8 +63,8 @@ class Settings:
     :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing.
     """
 
-    storage: str
-    fast_storage: str = ""
+    storage: str = dataclasses.field(repr=False)  # it may have a password
+    fast_storage: str = dataclasses.field(default="", repr=False)
     method: str = Method.COMBINED
     fast_bytes: float = 0.0
     codec: str = "none"
@@ -77,6 +80,12 @@ class Settings:
             raise ConfigurationError(
                 f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
             )
+        for name in ("partitions", "most_partitions", "partition_bytes", "task_memory"):
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, (int, float)) and value > 0)):
+                raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
+        if any(isinstance(value, float) for value in (self.partitions, self.most_partitions)):
+            raise ConfigurationError("partitions, most_partitions: expected whole numbers.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
         if self.method == Method.HYBRID and not self.fast_bytes > 0:
@@ -125,12 +134,19 @@ def run(
     :raises ConfigurationError: if that job was begun with another query, other tables or other settings.
     """
     started = time.monotonic()
+    if job is not None and not _JOB.fullmatch(job):
+        raise ConfigurationError(
+            f"{job!r} is no name of a job.",
+            hint="Names have letters, digits, '-', '_' and '.', and begin with a letter.",
+        )
     ways = settings.ways(job or f"farcall-{uuid.uuid4().hex}")
     own = _Job(executor, query, tables, output, settings, ways, progress)
     if job is not None:
         own.begin()
-    with _deleted(ways):
+    with _deleted(ways, own.losers):
         done = own.run()
+        if output:
+            delete_other_parts(output, own.paths)
         table = None if output else pa.concat_tables(read_tables(ways, _written(done), 0))
     reports = tuple(own.reports[number] for number in sorted(own.reports))
     return Outcome(tuple(own.paths), sum(each.rows for each in done), table, reports, time.monotonic() - started)
@@ -149,6 +165,7 @@ class _Job:
     ) -> None:
         self.reports = {each.number: StageReport(each.number) for each in query.stages}
         self.paths: list[str] = []
+        self.losers: list[Future[Done]] = []
         self._executor = executor
         self._query = query
         self._tables = tables
@@ -224,7 +241,9 @@ class _Job:
         def progress(count: int) -> None:
             self._progress(name, count, of or len(tasks))
 
-        done = Attempts(self._executor, function, tasks, self._policy, report, progress).run()
+        attempts = Attempts(self._executor, function, tasks, self._policy, report, progress)
+        done = attempts.run()
+        self.losers += attempts.losers
         report.rows += sum(each.rows for each in done)
         report.size += sum(each.size for each in done)
         report.reused += sum(each.reused for each in done)
@@ -235,8 +254,10 @@ class _Job:
         """The bounds between ranges, as an Arrow stream."""
         assert stage.exchange is not None
         partitions = tasks[0].partitions
-        samples = run_all(self._executor, sample_task, [(task, _SAMPLED_ROWS * partitions) for task in tasks])
-        bounds = engine.bounds_of([from_stream(each) for each in samples], stage.exchange.directions, partitions)
+        own = [task._replace(sampled=_SAMPLED_ROWS * partitions) for task in tasks]
+        samples = self._attempt(sample_task, own, self.reports[stage.number], "sample")
+        tables = [from_stream(each.sample) for each in samples]
+        bounds = engine.bounds_of(tables, stage.exchange.directions, partitions)
         return self._kept(f"bounds-{stage.number}", to_stream(bounds))
 
     # -- exchange ------------------------------------------------------------------------------------------------------
@@ -323,6 +344,7 @@ class _Job:
                 attempt="",
                 seed=stage.number * 1_000_003 + number,
                 fragment=stage.fragment,
+                schema=stage.schema,
                 rows=self._rows(stage, number),
                 exchange=stage.exchange,
                 ways=self._ways,
@@ -422,11 +444,12 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 
 @contextlib.contextmanager
-def _deleted(ways: Sequence[Way]) -> Iterator[None]:
+def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
     """Delete what is in the storages at the end, however it comes."""
     try:
         yield
     finally:
+        wait(losers, timeout=GRACE_S)
         for way in ways:
             with open_storage(way.url) as blocks:
                 blocks.delete_below(f"{way.job}/")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import io
+import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +21,9 @@ _SAMPLED_GROUPS: Final = 3
 """Of a share, less one."""
 
 
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
 class InputProblem(ValueError):
     """Files that cannot be read as one table; the text names the file."""
 
@@ -27,19 +32,21 @@ class InputProblem(ValueError):
 class Share:
     """Row groups of a file, which one task reads.
 
-    :param rows: of them; None: not checked. ``size``: bytes in memory, about.
+    :param rows: of them. ``size``: bytes in memory, about.
+    :param version: of the file: it differs once that has changed.
     """
 
     path: str
     row_groups: tuple[int, ...]
-    rows: int | None
+    rows: int
     size: int
+    version: str = ""
 
     def sampled(self) -> Share:
         """A few row groups, from the first to the last one."""
         count = len(self.row_groups)
         chosen = sorted({number * (count - 1) // _SAMPLED_GROUPS for number in range(_SAMPLED_GROUPS + 1)})
-        return dataclasses.replace(self, row_groups=tuple(self.row_groups[each] for each in chosen), rows=None)
+        return dataclasses.replace(self, row_groups=tuple(self.row_groups[each] for each in chosen))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Input:
     @property
     def rows(self) -> int:
         """Of all files."""
-        return sum(each.rows or 0 for each in self.shares)
+        return sum(each.rows for each in self.shares)
 
     @property
     def size(self) -> int:
@@ -64,14 +71,16 @@ class Input:
         return sum(each.size for each in self.shares)
 
 
-def find_paths(patterns: str | Sequence[str]) -> list[str]:
+def find_paths(patterns: Paths) -> list[str]:
     """The files that paths name, those of one pattern in the order of their names; only names may have ``*``.
 
     :raises InputProblem: if there is none for a pattern.
     """
     found: list[str] = []
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    for pattern in map(str, [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns):
         if "*" not in pattern:
+            if "://" not in pattern and Path(pattern).is_dir():
+                raise InputProblem(f"{pattern} is a directory: write {pattern.rstrip('/')}/*.parquet")
             found.append(pattern)
             continue
         directory, _, name = pattern.rpartition("/")
@@ -79,10 +88,10 @@ def find_paths(patterns: str | Sequence[str]) -> list[str]:
         try:
             files = system.get_file_info(pa.fs.FileSelector(place))
         except OSError as error:
-            raise InputProblem(f"{pattern}: {error}") from error
+            raise InputProblem(f"{shown(pattern)}: {error}") from error
         names = sorted(each.base_name for each in files if each.is_file and fnmatch.fnmatchcase(each.base_name, name))
         if not names:
-            raise InputProblem(f"{pattern}: there are no such files")
+            raise InputProblem(f"{shown(pattern)}: there are no such files")
         found += [f"{directory}/{each}" if directory else each for each in names]
     return found
 
@@ -94,17 +103,26 @@ def find_input(paths: Sequence[str], *, share_bytes: int) -> Input:
     """
     schema: pa.Schema | None = None
     shares: list[Share] = []
+    versions: dict[str, str] = {}
     for path in paths:
         with _open(path) as file:
             found = file.schema_arrow.remove_metadata()
             if schema is None:
                 schema = found
             elif not found.equals(schema):
-                raise InputProblem(f"{path}: other columns than in {paths[0]}: {_difference(found, schema)}")
+                raise InputProblem(
+                    f"{shown(path)}: other columns than in {shown(paths[0])}: {_difference(found, schema)}"
+                )
             shares += _shares(path, file.metadata, share_bytes)
+            versions[path] = _version(path)
     if schema is None:
         raise InputProblem("there are no files")
-    return Input(tuple(paths), schema, tuple(shares) or (Share(paths[0], (), 0, 0),))  # one without rows
+    found_shares = tuple(shares) or (Share(paths[0], (), 0, 0),)  # one without rows
+    return Input(
+        tuple(paths),
+        schema,
+        tuple(dataclasses.replace(each, version=versions[each.path]) for each in found_shares),
+    )
 
 
 def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
@@ -112,13 +130,13 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
 
     :raises InputProblem: if the file has changed, or is damaged.
     """
+    if _version(share.path) != share.version:
+        raise InputProblem(f"{shown(share.path)}: it has changed meanwhile")
     with _open(share.path) as file:
         try:
             table = file.read_row_groups(list(share.row_groups), columns=columns)
         except (pa.ArrowException, OSError) as error:
-            raise InputProblem(f"{share.path}: {error}") from error
-    if share.rows not in (None, table.num_rows):
-        raise InputProblem(f"{share.path}: it has changed meanwhile")
+            raise InputProblem(f"{shown(share.path)}: {error}") from error
     return table.replace_schema_metadata(None)
 
 
@@ -137,12 +155,35 @@ def write_table(path: str, table: pa.Table) -> None:
     write_whole(Path(place), sink.getvalue())
 
 
+def delete_other_parts(output: str, paths: Sequence[str]) -> None:
+    """Delete the files of an earlier job with the same output that this one has not replaced."""
+    system, place = _place(output)
+    own = {path.rpartition("/")[2] for path in paths}
+    for each in system.get_file_info(pa.fs.FileSelector(place)):
+        if each.is_file and re.fullmatch(r"part-\d{5,}\.parquet", each.base_name) and each.base_name not in own:
+            system.delete_file(each.path)
+
+
+def shown(path: str) -> str:
+    """A path without a password."""
+    return re.sub(r"//[^/@]*@", "//…@", path)
+
+
+def _version(path: str) -> str:
+    try:
+        system, place = _place(path)
+        [info] = system.get_file_info([place])
+    except (pa.ArrowException, OSError) as error:
+        raise InputProblem(f"{shown(path)}: {error}") from error
+    return f"{info.size} {info.mtime_ns}"
+
+
 def _open(path: str) -> pq.ParquetFile:
     try:
         system, place = _place(path)
         return pq.ParquetFile(place, filesystem=system)
     except (pa.ArrowException, OSError) as error:
-        raise InputProblem(f"{path}: {error}") from error
+        raise InputProblem(f"{shown(path)}: {error}") from error
 
 
 def _place(path: str) -> tuple[pa.fs.FileSystem, str]:

@@ -31,7 +31,7 @@ class Way:
     :raises ValueError: for a codec that is none of these, and for memory that tasks do not share.
     """
 
-    url: str
+    url: str = dataclasses.field(repr=False)  # it may have a password
     combines: bool = True
     codec: str = "none"
     job: str = ""

@@ -9,6 +9,7 @@ steps where that is possible, and the small side of a join is read by all tasks.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -33,7 +34,9 @@ _ROW_BYTES: Final = 1_000.0
 _COMBINED_BY: Final = {"sum": "sum", "count": "sum", "min": "min", "max": "max"}
 """What puts the parts of an aggregate together."""
 
+_SAME: Final = "is_not_distinct_from"
 _NO_VALUE: Final = Expression(literal=Expression.Literal(boolean=False))
+_NULL_AWARE: Final = re.compile(r"^ *Left(Anti|Mark) Join: .* null_aware$", re.MULTILINE)
 _INNER: Final = JoinRel.JOIN_TYPE_INNER
 _RIGHT_MAY_BE_WHOLE: Final = {
     _INNER,
@@ -92,6 +95,7 @@ class Stage(NamedTuple):
     :param sources: its tables.
     :param exchange: how rows are divided; None if they are the result.
     :param size: bytes of its rows, estimated.
+    :param schema: of its rows. DataFusion itself may give others of tasks without rows.
     """
 
     number: int
@@ -99,6 +103,7 @@ class Stage(NamedTuple):
     sources: tuple[Source, ...]
     exchange: Exchange | None
     size: float
+    schema: pa.Schema
 
 
 class Query(NamedTuple):
@@ -125,7 +130,7 @@ def stages_of(logical_plan: Any, context: SessionContext, sizes: Mapping[str, fl
     :param sizes: bytes of each table.
     :raises QueryProblem: if it cannot be done in stages.
     """
-    if "null_aware" in logical_plan.display_indent():
+    if _NULL_AWARE.search(logical_plan.display_indent()):
         raise QueryProblem(
             "NOT IN (SELECT ...) of columns that may be null is not supported: write NOT EXISTS (SELECT ... WHERE ...)"
         )
@@ -181,8 +186,12 @@ class _Planner:
     def close(self, done: _Open, exchange: Exchange | None, *, names: Sequence[str] = ()) -> int:
         """Complete a stage; its number."""
         number = len(self.stages)
-        fragment = self._functions.plan(done.rel, names or self._names(done.rel))
-        self.stages.append(Stage(number, fragment, done.sources, exchange, done.size))
+        # Names differ between all tables of a fragment: DataFusion takes columns of the same name for one another when
+        # it moves filters below joins.
+        own = names or self._names(done.rel, f"c{number}_")
+        schema = plain_schema(self.schema(done.rel, own))
+        fragment = self._functions.plan(done.rel, own)
+        self.stages.append(Stage(number, fragment, done.sources, exchange, done.size, schema))
         return number
 
     def schema(self, rel: Rel, names: Sequence[str] | None) -> pa.Schema:
@@ -197,10 +206,12 @@ class _Planner:
         except Exception as error:  # PyO3 has no narrower class
             raise QueryProblem(f"not supported: {error}") from error
 
-    def _names(self, rel: Rel) -> list[str]:
+    def _names(self, rel: Rel, prefix: str) -> list[str]:
         """Names for the columns of a relation, and behind each those of the fields inside it."""
         fields = self.schema(rel, None)
-        return [name for number, field in enumerate(fields) for name in (f"c{number}", *_inner_names(field.type))]
+        return [
+            name for number, field in enumerate(fields) for name in (f"{prefix}{number}", *_inner_names(field.type))
+        ]
 
     def _cut(self, done: _Open, keys: Sequence[Expression] | None, *, whole: bool = False) -> _Open:
         """Divide the rows of a stage by a hash of keys, evenly if there are none, or give all of them to one task."""
@@ -223,7 +234,7 @@ class _Planner:
     ) -> _Open:
         """A new stage that reads what another one has written."""
         source = Source(self._new_name(), stage=number, whole=whole)
-        read = self._table(source.name, self.schema(done.rel, self._names(done.rel)))
+        read = self._table(source.name, pa.schema(list(self.stages[number].schema)[: done.width]))
         return _Open(read, (source,), done.size, hashed, is_single)
 
     def _new_name(self) -> str:
@@ -266,10 +277,10 @@ class _Planner:
         if not read.HasField("named_table"):
             return _Open(rel, (), 0.0, is_single=True)  # values in the query
         table = read.named_table.names[-1]
-        names = list(read.base_schema.names)
+        all_columns = self._context.table(table).schema()
+        names = all_columns.names
         if read.HasField("projection"):
             names = [names[item.field] for item in read.projection.select.struct_items]
-        all_columns = self._context.table(table).schema()
         # one column at least, so that rows can be counted
         names_read = names or [all_columns.names[0]]
         schema = pa.schema([all_columns.field(each) for each in names_read])
@@ -327,7 +338,7 @@ class _Planner:
         """Expressions of the left and the right side that must be equal."""
         lefts, rights = [], []
         for each in relations.conjuncts(join.expression, self._functions):
-            if self._functions.name(each) != "equal":
+            if self._functions.name(each) not in ("equal", _SAME):
                 continue
             sides = [argument.value for argument in each.scalar_function.arguments]
             used = [relations.columns_in(side) for side in sides]
@@ -339,12 +350,29 @@ class _Planner:
                 rights.append(relations.shifted(sides[1], -left_width))
         return lefts, rights
 
+    def _without_mixed_nulls(self, expression: Expression) -> Expression:
+        """A join condition in which nulls are equal everywhere, or nowhere but in an ``or``: DataFusion takes all parts
+        of a condition alike when it reads them."""
+        functions = self._functions
+        parts = list(relations.conjuncts(expression, functions))
+        if {functions.name(each) for each in parts} >= {"equal", _SAME}:
+            parts = [self._same(each) if functions.name(each) == _SAME else each for each in parts]
+            return functions.call("and", *parts)
+        return expression
+
+    def _same(self, expression: Expression) -> Expression:
+        left, right = (argument.value for argument in expression.scalar_function.arguments)
+        call = self._functions.call
+        both_null = call("and", call("is_null", left), call("is_null", right))
+        return call("or", call("equal", left, right), both_null)
+
     def _joined(self, join: JoinRel, left: _Open, right: _Open) -> _Open:
         rel = Rel(join=join)
         rel.join.left.CopyFrom(left.rel)
         rel.join.right.CopyFrom(right.rel)
         if not rel.join.HasField("expression"):
             rel.join.expression.literal.boolean = True
+        rel.join.expression.CopyFrom(self._without_mixed_nulls(rel.join.expression))
         whole_left = any(each.whole for each in left.sources) and len(left.sources) == 1
         own, other = (right, left) if whole_left else (left, right)
         hashed: tuple[int, ...] | None = None
@@ -407,7 +435,9 @@ class _Planner:
             found = column(numbers[0])
             if name == "avg":
                 found = functions.call("divide", found, relations.cast(column(numbers[1]), _number_like(types, place)))
-            results.append(relations.cast(found, types.struct.types[place]))
+            of = types.struct.types[place]
+            is_nested = of.WhichOneof("kind") in ("struct", "list", "map")
+            results.append(found if is_nested else relations.cast(found, of))
         groups = _Open(first, inner.sources, inner.size * (_GROUPED_PART if count else 0.0) + _ROW_BYTES)
         moved = self._cut(groups, [column(number) for number in range(count)] or None)
         second.aggregate.input.CopyFrom(moved.rel)
@@ -420,7 +450,7 @@ class _Planner:
 
     def _types(self, rel: Rel) -> NamedStruct:
         """The types of the columns of a relation."""
-        read = self._table(self._new_name(), self.schema(rel, self._names(rel))).read
+        read = self._table(self._new_name(), self.schema(rel, self._names(rel, "c"))).read
         found = NamedStruct()
         found.CopyFrom(read.base_schema)
         return found
@@ -468,6 +498,12 @@ class _Planner:
         found.set.inputs.extend(each.rel for each in moved)
         sources = tuple(source for each in moved for source in each.sources)
         return _Open(found, sources, sum(each.size for each in moved))
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """A schema without the types of strings that DataFusion uses inside."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
 
 
 def _inner_names(of: pa.DataType) -> list[str]:

@@ -45,18 +45,20 @@ class Task(NamedTuple):
     """A task.
 
     :param name: differs from that of each other task of the job; ``attempt``: from that of each other attempt.
-    :param fragment: a Substrait plan; empty if the rows are passed on as they are.
+    :param fragment: a Substrait plan; ``schema``: of its rows.
     :param exchange: how rows are divided, into so many ``partitions``.
     :param ways: the storages of the job; ``to``: that to which rows go.
     :param bounds: of ranges, as an Arrow stream.
     :param output: a file to which rows are written instead of the storage.
     :param may_be_done: whether an earlier attempt may have committed.
+    :param sampled: how many rows of it a sample takes.
     """
 
     name: str
     attempt: str
     seed: int
     fragment: bytes
+    schema: pa.Schema
     rows: tuple[Rows, ...]
     exchange: Exchange | None
     ways: tuple[Way, ...]
@@ -66,6 +68,7 @@ class Task(NamedTuple):
     output: str = ""
     memory: int | None = None
     may_be_done: bool = False
+    sampled: int = 0
 
 
 class Regroup(NamedTuple):
@@ -88,7 +91,7 @@ class Regroup(NamedTuple):
 
 class Done(NamedTuple):
     """What a task has done. ``size``: bytes that it has written, or that its rows have in memory; durations are
-    seconds. ``reused``: whether it was an earlier attempt."""
+    seconds. ``reused``: whether it was an earlier attempt. ``sample``: of its keys, as an Arrow stream."""
 
     written: Written | None
     rows: int
@@ -97,6 +100,7 @@ class Done(NamedTuple):
     computed_s: float = 0.0
     written_s: float = 0.0
     reused: bool = False
+    sample: bytes = b""
 
     @property
     def busy_s(self) -> float:
@@ -113,7 +117,7 @@ def run_task(task: Task) -> Done:
     started = time.monotonic()
     tables = {each.name: _read(task, each) for each in task.rows}
     read_at = time.monotonic()
-    table = engine.run(task.fragment, tables, memory=task.memory)
+    table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
     rows = table.num_rows
     if task.output:
         computed_at = time.monotonic()
@@ -139,12 +143,13 @@ def regroup_task(task: Regroup) -> Done:
     return _done(written, 0, written.size, started, read_at, read_at)
 
 
-def sample_task(task: Task, count: int) -> bytes:
-    """The keys of so many rows of a task at random, as an Arrow stream. Of files it reads a few row groups only."""
-    tables = {each.name: _read(task, each, is_sample=True) for each in task.rows}
-    table = engine.run(task.fragment, tables, memory=task.memory)
+def sample_task(task: Task) -> Done:
+    """The keys of some rows of a task at random. Of files it reads a few row groups only."""
     assert task.exchange is not None
-    return to_stream(engine.sample(table, task.exchange.keys, count, task.seed))
+    tables = {each.name: _read(task, each, is_sample=True) for each in task.rows}
+    table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
+    keys = engine.sample(table, task.exchange.keys, task.sampled, task.seed)
+    return Done(None, 0, 0, sample=to_stream(keys))
 
 
 def _divide(task: Task, table: pa.Table) -> Sequence[pa.Table]:

@@ -14,7 +14,7 @@ import yaml
 import farcall
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ("common", "endpoint", "forwarder_fargate", "infra", "lambdas", "local", "sdk")
+PUBLISHED = ("analytics", "common", "endpoint", "forwarder_fargate", "infra", "lambdas", "local", "sdk")
 
 
 def _project(part: str) -> dict[str, Any]:

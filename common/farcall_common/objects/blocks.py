@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import contextlib
+import shutil
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -162,6 +163,13 @@ class ObjectBlocks(Blocks):
                 with contextlib.suppress(FileNotFoundError):
                     self._store.delete(name)
 
+    def delete_below(self, prefix: str) -> None:
+        if not self._is_directory or not prefix.endswith("/"):
+            super().delete_below(prefix)
+            return
+        # directories, too, and the drafts of writers that were killed
+        shutil.rmtree(_directory(self._url) / prefix, ignore_errors=True)
+
     def close(self) -> None:
         """Do nothing: obstore closes its connections."""
 
@@ -222,11 +230,15 @@ def _open_store(url: str) -> S3Store | LocalStore | MemoryStore:
         ) from error
     if url == "memory:":
         return MemoryStore()
-    directory = Path(urllib.parse.unquote(url.removeprefix("file://")))
     if not url.startswith("file:///"):
         raise ConfigurationError(f"{url} is not the address of a directory.", hint="Write file:///SHARED/DIRECTORY.")
+    directory = _directory(url)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     return LocalStore(directory)
+
+
+def _directory(url: str) -> Path:
+    return Path(urllib.parse.unquote(url.removeprefix("file://")))
 
 
 def _whole(found: memoryview, part: Part) -> memoryview:
