@@ -32,6 +32,10 @@ _LONGEST_POLL_S: Final = 2.0
 #: Time after the end of a task in which its endpoint may still give its last output.
 _LAST_OUTPUT_S: Final = 10.0
 
+_NO_ANSWER: Final = "NO_ANSWER"
+#: How often an endpoint that has not answered is asked once more.
+_REPEATS: Final = 2
+
 _logger = logging.getLogger("farcall")
 
 OnOutput = Callable[["OutputPart"], object]
@@ -143,7 +147,8 @@ class OutputReader:
         return parts
 
     def last(self, task_ids: Sequence[str]) -> dict[str, TaskOutput]:
-        """The last output of tasks, by id; without those that do not exist.
+        """The last output of tasks, by id; without those that do not exist. An endpoint that does not answer in time is
+        asked again.
 
         :raises FarcallError: as :meth:`read`.
         """
@@ -151,6 +156,9 @@ class OutputReader:
         for some in chunks_of(dict.fromkeys(task_ids), TASKS_PER_REQUEST):
             cursors = [OutputCursor(task_id) for task_id in some]
             texts = {(part.task_id, part.stream): part.text for part in self.read(cursors)}
+            for _ in range(_REPEATS):
+                if unanswered := [cursor for cursor in cursors if cursor.reason == _NO_ANSWER]:
+                    texts |= {(part.task_id, part.stream): part.text for part in self.read(unanswered)}
             for cursor in cursors:
                 if cursor.state:
                     out, err = (texts.get((cursor.task_id, stream), "") for stream in STREAMS)

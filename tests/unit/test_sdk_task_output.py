@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -14,7 +14,7 @@ import pytest
 
 from farcall import Client, Executor, OutputPart, TaskUnknown
 from farcall._client import connection_of
-from farcall._task_output import OutputCursor, OutputWatch
+from farcall._task_output import OutputCursor, OutputReader, OutputWatch
 from farcall.testing import FakeCloud
 from farcall_common.wire import new_task_id
 from tests.unit.sdk_cli_runner import Farcall
@@ -69,6 +69,33 @@ def test_output_of_another_attempt_is_read_from_its_start() -> None:
     assert (part.text, str(part)) == ("abcdef", "[the task was started again]\nabcdef")
     [part] = cursor.take(answer(attempt=2, stdout=piece(6, "g")))
     assert str(part) == "g"
+
+
+class ScriptedApi:
+    """Gives these answers in turn, the last one for ever."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self._answers = list(answers)
+        self.requests: list[list[str]] = []
+
+    def batch_output(self, tasks: list[dict[str, Any]], *, stop: object) -> dict[str, Any]:
+        self.requests.append([each["task_id"] for each in tasks])
+        found = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        return {each["task_id"]: found[each["task_id"]] for each in tasks}
+
+    def opened_output(self, _: str, found: dict[str, Any]) -> dict[str, Any]:
+        return found
+
+
+@pytest.mark.parametrize("silent", [1, 2, 3])
+def test_an_endpoint_that_does_not_answer_is_asked_again(silent: int) -> None:
+    busy = answer(status="success", source="none", reason="NO_ANSWER")
+    heard = answer(status="success", complete=True, stdout=piece(0, "abc"))
+    api = ScriptedApi(*[{"a": heard, "b": busy}] * silent, {"a": heard, "b": heard})
+    found = OutputReader(cast("Any", api), cast("Any", api)).last(["a", "b"])
+    assert found["a"].stdout == "abc"
+    assert (found["b"].stdout, found["b"].reason) == (("abc", None) if silent < 3 else ("", "NO_ANSWER"))
+    assert api.requests == [["a", "b"], *[["b"]] * min(silent, 2)]
 
 
 def test_an_answer_without_the_endpoint_is_no_other_attempt() -> None:
