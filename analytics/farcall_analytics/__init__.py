@@ -2,7 +2,7 @@
 
 from datafusion import col, lit
 
-from farcall_analytics.attempts import RetryPolicy, StageReport
+from farcall_analytics.attempts import StageReport
 from farcall_analytics.frames import (
     Dataset,
     Groups,
@@ -25,7 +25,6 @@ __all__ = [
     "InputProblem",
     "Outcome",
     "QueryProblem",
-    "RetryPolicy",
     "Settings",
     "StageReport",
     "col",

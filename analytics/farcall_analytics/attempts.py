@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final, Protocol
 
-import pyarrow as pa
-
 from farcall_analytics.tasks import Done, Regroup, Task
 from farcall_common.errors import ObjectGone, TaskFailed
 
@@ -55,18 +53,6 @@ class StageReport:
     sampled_s: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class RetryPolicy:
-    """When tasks get further attempts.
-
-    :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
-    :param retries: of a task that failed.
-    """
-
-    copies_after: float | None = 0.75
-    retries: int = 2
-
-
 @dataclasses.dataclass
 class _Attempts:
     """The attempts of one task; ``started``: the newest one."""
@@ -82,6 +68,8 @@ class Attempts:
     """The attempts of tasks that run at the same time.
 
     :param function: that runs them.
+    :param copies_after: the part of the tasks after which others that still run are started once more; None: never.
+    :param retries: of a task that failed.
     :param report: where retries and copies are counted.
     :param progress: called with the number of tasks that are done.
     """
@@ -91,13 +79,16 @@ class Attempts:
         executor: Executor,
         function: Callable[..., Done],
         tasks: Sequence[Task | Regroup],
-        policy: RetryPolicy,
+        *,
+        copies_after: float | None,
+        retries: int,
         report: StageReport,
         progress: Callable[[int], None],
     ) -> None:
         self._executor = executor
         self._function = function
-        self._policy = policy
+        self._copies_after = copies_after
+        self._retries = retries
         self._report = report
         self._progress = progress
         self._all = [_Attempts(task) for task in tasks]
@@ -149,8 +140,8 @@ class Attempts:
         error = _inner(error)
         attempts.failures += 1
         if any(not other.done() for other in attempts.futures):
-            return  # a copy goes on
-        if attempts.failures > self._policy.retries or not _may_pass(error):
+            return  # a copy still runs
+        if attempts.failures > self._retries or not _may_pass(error):
             raise error
         self._report.retries += 1
         self._start(attempts)
@@ -158,7 +149,7 @@ class Attempts:
     def _start_copies(self) -> None:
         """Start copies once nothing has finished for as long as a task usually takes, and half of it: what still runs
         is slow then, and does not wait for a worker."""
-        part = self._policy.copies_after
+        part = self._copies_after
         done = [each.done for each in self._all if each.done is not None]
         if part is None or not done or len(done) < part * len(self._all):
             return
@@ -180,4 +171,4 @@ def _inner(error: BaseException) -> BaseException:
 
 def _may_pass(error: BaseException) -> bool:
     """Whether another attempt may succeed: not if query or input are the reason, or what it reads is lost."""
-    return not isinstance(error, (ValueError, TypeError, AssertionError, pa.ArrowInvalid, ObjectGone))
+    return not isinstance(error, (ValueError, TypeError, AssertionError, ImportError, ObjectGone))

@@ -1,15 +1,16 @@
 """Engine: what tasks do with tables: run a fragment, and divide rows by a hash or by ranges of their keys.
 
-DataFusion does it all, so that the order of values, equality and types are those by which it has planned the query. A
-task has one thread: a worker has its own processors.
+DataFusion does it, so that types, equality and the order of values are those by which it has planned the query; Arrow
+sorts where both have the same order. A task has one thread: a worker has its own processors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -34,14 +35,9 @@ def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, m
     context = _context(memory)
     for name, table in tables.items():
         _register(context, name, table)
-    try:
+    with _errors():
         logical = Consumer.from_substrait_plan(context, Serde.deserialize_bytes(fragment))
         return context.create_dataframe_from_logical_plan(logical).to_arrow_table().cast(schema)
-    except Exception as error:  # PyO3 has no narrower class
-        text = str(error).removeprefix("DataFusion error: ")
-        if "No space left on device" in text:
-            raise OSError(errno.ENOSPC, text) from error
-        raise (MemoryError if "Resources exhausted" in text else QueryProblem)(text) from error
 
 
 def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> list[pa.Table]:
@@ -58,11 +54,8 @@ def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> lis
     _register(context, "rows", found)
     hashed = f"xxhash64({', '.join(found.column_names)})"
     query = f"select ({hashed} % {partitions} + {partitions}) % {partitions} as number from rows"  # noqa: S608 - own names
-    try:
+    with _errors():
         numbers = context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
-    except Exception as error:  # PyO3 has no narrower class
-        types = ", ".join(str(field.type) for field in found.schema)
-        raise QueryProblem(f"rows cannot be divided by keys of the types {types}: {error}") from error
     counts = dict(zip(*map(pa.Array.to_pylist, pc.value_counts(numbers).flatten()), strict=True))
     ends = list(itertools.accumulate(counts.get(number, 0) for number in range(partitions)))
     return _pieces(table.take(pc.sort_indices(numbers)), ends[:-1])
@@ -116,9 +109,10 @@ def divide_by_range(
 def _places(keys: pa.Table, directions: Sequence[str]) -> pa.Array:
     """The numbers of rows in their order. ``keys``: a column for each direction, and more that are ascending."""
     words = [each.split() for each in directions]
-    has_floats = any(pa.types.is_floating(field.type) for field in keys.schema if field.name != _TIE)
-    if all(last == "last" for *_, last in words) and not has_floats:
-        # Arrow is faster, and has another place for what is not a number
+    types = [field.type for field in keys.schema if field.name != _TIE]
+    has_others = any(pa.types.is_floating(each) or pa.types.is_nested(each) for each in types)
+    if all(last == "last" for *_, last in words) and not has_others:
+        # Arrow is faster, but has another place for what is not a number
         orders = ["descending" if direction == "desc" else "ascending" for direction, *_ in words]
         names = zip(keys.column_names, [*orders, *["ascending"] * (keys.num_columns - len(orders))], strict=True)
         return pc.sort_indices(keys, sort_keys=list(names))
@@ -126,7 +120,8 @@ def _places(keys: pa.Table, directions: Sequence[str]) -> pa.Array:
     _register(context, "rows", keys.append_column(_NUMBER, pa.array(range(keys.num_rows), pa.int64())))
     order = [f"{name} {each}" for name, each in itertools.zip_longest(keys.column_names, directions, fillvalue="")]
     query = f"select {_NUMBER} from rows order by {', '.join(order)}"  # noqa: S608 - own names
-    return context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
+    with _errors():
+        return context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
 
 
 def _keys(table: pa.Table, keys: Sequence[int]) -> pa.Table:
@@ -145,6 +140,18 @@ def _hashed_as(of: pa.DataType) -> pa.DataType:
 
 def _pieces(table: pa.Table, ends: Sequence[int]) -> list[pa.Table]:
     return [table.slice(start, end - start) for start, end in itertools.pairwise([0, *ends, table.num_rows])]
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """What DataFusion says, as the error that it is."""
+    try:
+        yield
+    except Exception as error:  # PyO3 has no narrower class
+        text = str(error).removeprefix("DataFusion error: ")
+        if "No space left on device" in text:
+            raise OSError(errno.ENOSPC, text) from error
+        raise (MemoryError if "Resources exhausted" in text else QueryProblem)(text) from error
 
 
 def _context(memory: int | None) -> SessionContext:

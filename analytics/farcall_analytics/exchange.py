@@ -107,11 +107,3 @@ def read_pairs(blocks: Blocks, name: str) -> Written:
 
 def _offsets(partitions: Sequence[Sequence[Piece]], start: int) -> tuple[int, ...]:
     return tuple(itertools.accumulate((sum(map(len, pieces)) for pieces in partitions), initial=start))
-
-
-def read(blocks: Blocks, written: Sequence[Written], partition: int) -> list[memoryview]:
-    """A partition, as each task has written it, in their order.
-
-    :raises ObjectGone: if a block is not there any more.
-    """
-    return blocks.read_all(each.part(partition) for each in written)

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 from datafusion import DataFrame, Expr, SessionContext, SQLOptions, col
@@ -20,7 +20,7 @@ from datafusion import functions as f
 from farcall_analytics import jobs
 from farcall_analytics.attempts import Executor
 from farcall_analytics.jobs import Outcome, Progress, Settings
-from farcall_analytics.parquet import Input, Paths, find_input, find_paths
+from farcall_analytics.parquet import Input, Paths, find_input, find_paths, is_below, shown
 from farcall_analytics.relations import QueryProblem
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 STORAGE: Final = "FARCALL_ANALYTICS_STORAGE"
 """The variable that names the storage of exchanges if a program does not."""
-_SHARE_BYTES: Final = 64_000_000
 _QUERIES_ONLY: Final = SQLOptions().with_allow_ddl(False).with_allow_dml(False).with_allow_statements(False)
 _MOST_ROWS: Final = 2**62
 _NUMBERS: Final = itertools.count(1)
@@ -39,34 +38,11 @@ _NUMBERS: Final = itertools.count(1)
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where queries run.
-
-    :param executor: that runs tasks, of Farcall or any other.
-    :param storage: the address by which tasks pass rows on, which all of them reach: ``s3://BUCKET/PREFIX``,
-        ``file:///SHARED/DIRECTORY`` or ``valkey://HOST:PORT/0``. If it is not given, that in the environment.
-    :param share_bytes: of a file, what one task reads, about.
-    :param options: of :class:`~farcall_analytics.Settings`.
-    """
+class Place(NamedTuple):
+    """Where and how queries run."""
 
     executor: Executor
-    storage: str | None = None
-    share_bytes: int = _SHARE_BYTES
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def settings(self) -> Settings:
-        """Of jobs.
-
-        :raises ConfigurationError: if there is no storage.
-        """
-        url = self.storage or os.environ.get(STORAGE)
-        if not url:
-            raise ConfigurationError(
-                "No storage is set by which tasks pass rows on.",
-                hint=f"Pass storage='s3://BUCKET/PREFIX' or 'file:///SHARED/DIRECTORY', or set {STORAGE}.",
-            )
-        return Settings(url, **self.options)
+    settings: Settings
 
 
 class Dataset:
@@ -174,10 +150,13 @@ class Dataset:
 
         :param output: a directory that all workers share, or ``s3://BUCKET/PREFIX``. Files of that name which are
             there are replaced, or deleted.
-        :param job: a name of the job. A program that is started again with the same one goes on with it.
+        :param job: a name of the job. A program that is started again with the same one continues it.
         """
         if not str(output).strip():
             raise QueryProblem("output: expected a directory, or s3://BUCKET/PREFIX")
+        for path in (path for table in self._tables.values() if isinstance(table, Input) for path in table.paths):
+            if is_below(path, str(output)):
+                raise QueryProblem(f"{shown(path)}, which is read, is in the output directory: write into another one")
         return self._run(output=str(output), job=job, progress=progress)
 
     def to_arrow(self, *, progress: Progress | None = None) -> pa.Table:
@@ -203,7 +182,7 @@ class Dataset:
             self._place.executor,
             self.stages(),
             self._tables,
-            self._place.settings(),
+            self._place.settings,
             output=output,
             job=job,
             progress=progress,
@@ -249,11 +228,12 @@ def read_parquet(paths: Paths, *, executor: Executor, storage: str | None = None
 
     :param executor: that runs tasks, of Farcall or any other.
     :param storage: by which tasks pass rows on; if it is not given, that in ``FARCALL_ANALYTICS_STORAGE``.
-    :param options: of :class:`~farcall_analytics.Settings`, and ``share_bytes``.
+    :param options: of :class:`~farcall_analytics.Settings`.
+    :raises ConfigurationError: if there is no storage, or an option cannot be.
     :raises InputProblem: if a file is missing or damaged, or has other columns than the first one.
     """
     place = _place(executor, storage, options)
-    found = find_input(find_paths(paths), share_bytes=place.share_bytes)
+    found = find_input(find_paths(paths), share_bytes=place.settings.share_bytes)
     return _dataset(place, found)
 
 
@@ -323,12 +303,17 @@ def _query_errors() -> Iterator[None]:
 
 
 def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:
-    names = {"share_bytes", *(each.name for each in dataclasses.fields(Settings))} - {"storage"}
+    names = {each.name for each in dataclasses.fields(Settings)} - {"storage"}
     for name in options:
         if name not in names:
             raise ConfigurationError(f"{name} is no setting.", hint=f"Settings are {', '.join(sorted(names))}.")
-    others = {name: value for name, value in options.items() if name != "share_bytes"}
-    return Place(executor, storage, options.get("share_bytes", _SHARE_BYTES), others)
+    url = storage or os.environ.get(STORAGE)
+    if not url:
+        raise ConfigurationError(
+            "No storage is set by which tasks pass rows on.",
+            hint=f"Pass storage='s3://BUCKET/PREFIX' or 'file:///SHARED/DIRECTORY', or set {STORAGE}.",
+        )
+    return Place(executor, Settings(url, **options))
 
 
 def _joined(left: DataFrame, right: DataFrame, keys: Sequence[str], how: JoinKind) -> DataFrame:

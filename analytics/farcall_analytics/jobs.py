@@ -1,8 +1,8 @@
 """Jobs: the stages of a query as calls of an executor.
 
 The executor is one of Farcall, or any with ``submit`` and futures. A stage begins when all that it reads is there. What
-a job has put into a storage is deleted at its end, however it ends; a program that is killed leaves it behind, and may
-go on by the job's name: tasks that have committed do nothing then.
+a job has put into a storage is deleted at its end, however it ends; a program that is killed leaves it behind, and
+another one may continue the job by its name: tasks that have committed do nothing then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from farcall_analytics import engine
-from farcall_analytics.attempts import GRACE_S, Attempts, Executor, RetryPolicy, StageReport
+from farcall_analytics.attempts import GRACE_S, Attempts, Executor, StageReport
 from farcall_analytics.exchange import Written
 from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input, delete_other_parts
@@ -55,12 +55,16 @@ class Settings:
     :param method: of exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``.
     :param fast_bytes: of a round of ``hybrid``.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
+    :param share_bytes: of a file that one task reads, about.
     :param partition_bytes: of rows that one task puts together, about.
     :param partitions: of each exchange; None: by ``partition_bytes``.
     :param most_partitions: of an exchange.
     :param task_memory: bytes from which a task uses the disk.
-    :param copies_after, retries: see :class:`~farcall_analytics.RetryPolicy`.
-    :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing.
+    :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
+    :param retries: of a task that failed for another reason than the query or its input.
+    :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing, and for numbers
+        that cannot be.
+    :raises ValueError: for a storage or a codec that cannot be; see :class:`~farcall_analytics.passing.Way`.
     """
 
     storage: str = dataclasses.field(repr=False)  # it may have a password
@@ -68,6 +72,7 @@ class Settings:
     method: str = Method.COMBINED
     fast_bytes: float = 0.0
     codec: str = "none"
+    share_bytes: float = 64e6
     partition_bytes: float = 64e6
     partitions: int | None = None
     most_partitions: int = 1_000
@@ -80,16 +85,19 @@ class Settings:
             raise ConfigurationError(
                 f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
             )
-        for name in ("partitions", "most_partitions", "partition_bytes", "task_memory"):
+        for name in ("partitions", "most_partitions", "share_bytes", "partition_bytes", "task_memory"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, (int, float)) and value > 0)):
                 raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
         if any(isinstance(value, float) for value in (self.partitions, self.most_partitions)):
             raise ConfigurationError("partitions, most_partitions: expected whole numbers.")
+        if self.retries < 0 or not (self.copies_after is None or 0 < self.copies_after <= 1):
+            raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
         if self.method == Method.HYBRID and not self.fast_bytes > 0:
             raise ConfigurationError("hybrid needs the size of a round.", hint="Set fast_bytes=1e9, for instance.")
+        self.ways("")
 
     def ways(self, job: str) -> tuple[Way, ...]:
         """The storages of a job: the first one, and the fast one if there is one."""
@@ -173,14 +181,13 @@ class _Job:
         self._settings = settings
         self._ways = ways
         self._progress = progress or (lambda *_: None)
-        self._policy = RetryPolicy(settings.copies_after, settings.retries)
         self._may_be_done = False
         self._written: dict[int, list[Written]] = {}
         self._partitions: dict[int, int] = {}
         self._given: dict[tuple[str, ...], list[Written]] = {}
 
     def begin(self) -> None:
-        """Begin a job, or go on with it."""
+        """Begin a job, or continue it."""
         own = self._digest()
         if self._kept("plan", own) != own:
             raise ConfigurationError(
@@ -219,7 +226,7 @@ class _Job:
             bounds = self._bounds(stage, tasks)
             tasks = [task._replace(bounds=bounds) for task in tasks]
             report.sampled_s += time.monotonic() - started
-        name = f"stage {stage.number + 1} of {len(self._query.stages)}"
+        name = self._name(stage.number)
         self._progress(name, 0, len(tasks))
         if stage.exchange is None or tasks[0].partitions == 1:
             done = self._attempt(run_task, tasks, report, name)
@@ -241,21 +248,35 @@ class _Job:
         def progress(count: int) -> None:
             self._progress(name, count, of or len(tasks))
 
-        attempts = Attempts(self._executor, function, tasks, self._policy, report, progress)
-        done = attempts.run()
-        self.losers += attempts.losers
+        attempts = Attempts(
+            self._executor,
+            function,
+            tasks,
+            copies_after=self._settings.copies_after,
+            retries=self._settings.retries,
+            report=report,
+            progress=progress,
+        )
+        try:
+            done = attempts.run()
+        finally:
+            self.losers += attempts.losers
         report.rows += sum(each.rows for each in done)
         report.size += sum(each.size for each in done)
         report.reused += sum(each.reused for each in done)
         report.busy_s += sum(each.busy_s for each in done)
         return done
 
+    def _name(self, number: int) -> str:
+        """Of a stage, for people."""
+        return f"stage {number + 1} of {len(self._query.stages)}"
+
     def _bounds(self, stage: Stage, tasks: Sequence[Task]) -> bytes:
         """The bounds between ranges, as an Arrow stream."""
         assert stage.exchange is not None
         partitions = tasks[0].partitions
         own = [task._replace(sampled=_SAMPLED_ROWS * partitions) for task in tasks]
-        samples = self._attempt(sample_task, own, self.reports[stage.number], "sample")
+        samples = self._attempt(sample_task, own, self.reports[stage.number], f"{self._name(stage.number)}, sample")
         tables = [from_stream(each.sample) for each in samples]
         bounds = engine.bounds_of(tables, stage.exchange.directions, partitions)
         return self._kept(f"bounds-{stage.number}", to_stream(bounds))
@@ -278,7 +299,7 @@ class _Job:
             for number, group in enumerate(groups)
             for regroup in self._regroups(f"{report.number}-{report.repeats}-g{number}", group, tasks[0].partitions)
         ]
-        return done, _written(self._attempt(regroup_task, regroups, report, name))
+        return done, _written(self._attempt(regroup_task, regroups, report, f"{name}, regroup"))
 
     def _in_rounds(self, tasks: list[Task], report: StageReport, name: str) -> tuple[list[Done], list[Written]]:
         """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
@@ -315,7 +336,8 @@ class _Job:
         own = [task._replace(name=f"{prefix}/{task.name}", to=1) for task in tasks]
         done = self._attempt(run_task, own, report, name, of=report.tasks)
         try:
-            regrouped = self._attempt(regroup_task, self._regroups(prefix, _written(done), count), report, name)
+            regroups = self._regroups(prefix, _written(done), count)
+            regrouped = self._attempt(regroup_task, regroups, report, f"{name}, regroup")
         except ObjectGone as error:
             report.repeats += 1
             raise _LostRound(str(error)) from error
@@ -406,10 +428,10 @@ class _Job:
             self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
         return self._given[key]
 
-    # -- a program that goes on ----------------------------------------------------------------------------------------
+    # -- jobs that are continued ---------------------------------------------------------------------------------------
 
     def _kept(self, name: str, data: bytes) -> bytes:
-        """Keep something for a program that goes on with the job; what an earlier one has kept, if it has."""
+        """Keep something for a program that continues the job; what an earlier one has kept, if it has."""
         way = self._ways[0]
         with open_storage(way.url) as blocks:
             if blocks.create(f"{way.job}/{name}", [data]):

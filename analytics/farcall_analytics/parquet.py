@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import fnmatch
 import io
@@ -9,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.fs
@@ -19,7 +20,8 @@ from farcall_common.files import write_whole
 
 _SAMPLED_GROUPS: Final = 3
 """Of a share, less one."""
-
+_AT_A_TIME: Final = 16
+"""Files that are looked at."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -40,7 +42,7 @@ class Share:
     row_groups: tuple[int, ...]
     rows: int
     size: int
-    version: str = ""
+    version: str
 
     def sampled(self) -> Share:
         """A few row groups, from the first to the last one."""
@@ -96,33 +98,26 @@ def find_paths(patterns: Paths) -> list[str]:
     return found
 
 
-def find_input(paths: Sequence[str], *, share_bytes: int) -> Input:
+def find_input(paths: Sequence[str], *, share_bytes: float) -> Input:
     """The files, and how tasks share them: row groups that lie side by side, of about so many bytes.
 
     :raises InputProblem: if a file is missing or damaged, or has other columns than the first one.
     """
-    schema: pa.Schema | None = None
-    shares: list[Share] = []
-    versions: dict[str, str] = {}
-    for path in paths:
-        with _open(path) as file:
-            found = file.schema_arrow.remove_metadata()
-            if schema is None:
-                schema = found
-            elif not found.equals(schema):
-                raise InputProblem(
-                    f"{shown(path)}: other columns than in {shown(paths[0])}: {_difference(found, schema)}"
-                )
-            shares += _shares(path, file.metadata, share_bytes)
-            versions[path] = _version(path)
-    if schema is None:
+    if not paths:
         raise InputProblem("there are no files")
-    found_shares = tuple(shares) or (Share(paths[0], (), 0, 0),)  # one without rows
-    return Input(
-        tuple(paths),
-        schema,
-        tuple(dataclasses.replace(each, version=versions[each.path]) for each in found_shares),
-    )
+    with concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as readers:
+        files = list(readers.map(_inspect, paths))
+    schema = files[0].schema
+    for path, file in zip(paths, files, strict=True):
+        if not file.schema.equals(schema):
+            difference = _difference(file.schema, schema)
+            raise InputProblem(f"{shown(path)}: other columns than in {shown(paths[0])}: {difference}")
+    shares = [
+        share
+        for path, file in zip(paths, files, strict=True)
+        for share in _shares(path, file.metadata, share_bytes, file.version)
+    ]
+    return Input(tuple(paths), schema, tuple(shares) or (Share(paths[0], (), 0, 0, files[0].version),))
 
 
 def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
@@ -164,6 +159,13 @@ def delete_other_parts(output: str, paths: Sequence[str]) -> None:
             system.delete_file(each.path)
 
 
+def is_below(path: str, directory: str) -> bool:
+    """Whether a file is in a directory, or below a prefix."""
+    if "://" in directory:
+        return path.startswith(f"{directory.rstrip('/')}/")
+    return "://" not in path and Path(directory).resolve() in Path(path).resolve().parents
+
+
 def shown(path: str) -> str:
     """A path without a password."""
     return re.sub(r"//[^/@]*@", "//…@", path)
@@ -176,6 +178,18 @@ def _version(path: str) -> str:
     except (pa.ArrowException, OSError) as error:
         raise InputProblem(f"{shown(path)}: {error}") from error
     return f"{info.size} {info.mtime_ns}"
+
+
+class _File(NamedTuple):
+    schema: pa.Schema
+    metadata: pq.FileMetaData
+    version: str
+
+
+def _inspect(path: str) -> _File:
+    version = _version(path)  # before it is opened: a change after that is seen when it is read
+    with _open(path) as file:
+        return _File(file.schema_arrow.remove_metadata(), file.metadata, version)
 
 
 def _open(path: str) -> pq.ParquetFile:
@@ -191,19 +205,19 @@ def _place(path: str) -> tuple[pa.fs.FileSystem, str]:
     return pa.fs.FileSystem.from_uri(path) if "://" in path else (pa.fs.LocalFileSystem(), path)
 
 
-def _shares(path: str, metadata: pq.FileMetaData, share_bytes: int) -> Iterable[Share]:
+def _shares(path: str, metadata: pq.FileMetaData, share_bytes: float, version: str) -> Iterable[Share]:
     groups: list[int] = []
     rows = size = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         if groups and size + group.total_byte_size > share_bytes:
-            yield Share(path, tuple(groups), rows, size)
+            yield Share(path, tuple(groups), rows, size, version)
             groups, rows, size = [], 0, 0
         groups.append(number)
         rows += group.num_rows
         size += group.total_byte_size
     if groups:
-        yield Share(path, tuple(groups), rows, size)
+        yield Share(path, tuple(groups), rows, size, version)
 
 
 def _difference(found: pa.Schema, wanted: pa.Schema) -> str:

@@ -51,14 +51,13 @@ def width(rel: Rel) -> int:
     if kind == "aggregate":
         return len(node.grouping_expressions) + len(node.measures) + (len(node.groupings) > 1)
     if kind == "join":
-        return width_of_join(node)
+        return _width_of_join(node)
     if kind == "cross":
         return width(node.left) + width(node.right)
     return width(node.inputs[0] if kind == "set" else node.input)
 
 
-def width_of_join(join: JoinRel) -> int:
-    """How many columns a join has."""
+def _width_of_join(join: JoinRel) -> int:
     if join.type in _LEFT_ONLY:
         return width(join.left)
     if join.type in _RIGHT_ONLY:
@@ -229,8 +228,6 @@ def _references(expression: Message) -> Iterator[Expression.ReferenceSegment]:
     for part in parts_named(expression, "selection"):
         if isinstance(part, Expression.FieldReference) and part.direct_reference.HasField("struct_field"):
             yield part.direct_reference
-    if isinstance(expression, Expression.FieldReference) and expression.direct_reference.HasField("struct_field"):
-        yield expression.direct_reference
 
 
 def _parts(message: Message) -> Iterator[tuple[str, Message]]:

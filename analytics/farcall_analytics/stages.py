@@ -24,7 +24,7 @@ from farcall_analytics import relations
 from farcall_analytics.relations import Functions, QueryProblem, column, column_of, width
 
 DIRECT_SUBQUERIES: Final = "datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery"
-"""The setting that keeps subqueries inside expressions, where they could not be cut out."""
+"""The setting that keeps subqueries inside expressions, from which they cannot be cut."""
 BROADCAST_BYTES: Final = 16_000_000
 """The size up to which one side of a join is read by all tasks."""
 _FILTERED_PART: Final = 0.3
@@ -107,11 +107,9 @@ class Stage(NamedTuple):
 
 
 class Query(NamedTuple):
-    """The stages of a query, each behind those that it reads from; ``schema``: of the result, without the order of
-    columns of equal names."""
+    """The stages of a query, each behind those that it reads from."""
 
     stages: tuple[Stage, ...]
-    schema: pa.Schema
 
     def consumer(self, number: int) -> Stage:
         """The stage that reads what another one has written."""
@@ -143,10 +141,9 @@ def stages_of(logical_plan: Any, context: SessionContext, sizes: Mapping[str, fl
         _check_names(root.names)
     planner = _Planner(context, Functions(plan.extensions), sizes)
     last = planner.open(root.input)
-    schema = planner.schema(last.rel, root.names)
-    _check_names(schema.names)
     planner.close(last, None, names=root.names)
-    return Query(tuple(planner.stages), schema)
+    _check_names(planner.stages[-1].schema.names)
+    return Query(tuple(planner.stages))
 
 
 def _check_names(names: Sequence[str]) -> None:

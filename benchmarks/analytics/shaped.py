@@ -21,7 +21,7 @@ WORKERS: Final = 8
 RECORD: Final = 100
 SLOW: Final = Shape(reads=300.0, writes=200.0, worker_read_bytes=12e6, worker_written_bytes=12e6, latency_s=0.015)
 FAST: Final = Shape(reads=5_000.0, writes=5_000.0, read_bytes=80e6, written_bytes=80e6, latency_s=0.001)
-"""An object store and a memory, each a tenth or less of a cloud's, so that 100 MB behave as 10 GB or more there."""
+"""An object store and a memory with less of everything than a cloud's, so that its limits are met with little data."""
 SIZES: Final = (30e6, 100e6)
 PARTS: Final = (8, 24, 48)
 ROUND_PART: Final = 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,21 @@ def test_a_block_is_written_once_and_read_in_parts(blocks: Blocks) -> None:
     assert bytes(blocks.read(Part("job/a", 3, 3))) == b""
     assert not blocks.create("job/a", [b"another"])
     assert bytes(blocks.read(Part("job/a"))) == b"0123456789"
+
+
+def test_a_directory_keeps_nothing_of_what_is_deleted(tmp_path: Path) -> None:
+    with open_blocks(f"file://{tmp_path}/blocks") as blocks:
+        for name in ("job/a/0", "job/b", "job2/a"):
+            blocks.create(name, [b"x"])
+        (tmp_path / "blocks" / "job" / "b#1").write_bytes(b"a draft of a writer that was killed")
+        (tmp_path / "own").mkdir()
+        blocks.delete_below("job/")
+        assert [each.name for each in (tmp_path / "blocks").iterdir()] == ["job2"]
+        for elsewhere in ("../own/", f"{tmp_path}/own/", "job2/../../own/"):
+            with contextlib.suppress(StoreUnavailable, ValueError):
+                blocks.delete_below(elsewhere)
+        assert (tmp_path / "own").is_dir()
+        assert list(blocks.names("")) == ["job2/a"]
 
 
 def test_of_several_attempts_at_the_same_time_one_succeeds(blocks: Blocks) -> None:

@@ -39,16 +39,14 @@ def oracle(query: str, **tables: pa.Table | Path) -> pa.Table:
         return connection.execute(query).to_arrow_table()
 
 
-def ordered(table: pa.Table) -> list[tuple[str, ...]]:
-    """The rows of a table as texts, in an order of their own; of decimals and floats, six digits."""
+def ordered(table: pa.Table, *, digits: int = 6) -> list[tuple[str, ...]]:
+    """The rows of a table as texts, in an order of their own; of decimals and floats, so many digits."""
     rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
-    return sorted(tuple(map(_text, row)) for row in rows)
 
+    def text(value: Any) -> str:
+        return f"{float(value):.{digits}g}" if isinstance(value, (float, decimal.Decimal)) else str(value)
 
-def _text(value: Any) -> str:
-    if isinstance(value, (float, decimal.Decimal)):
-        return f"{float(value):.6g}"
-    return str(value)
+    return sorted(tuple(map(text, row)) for row in rows)
 
 
 def tpcds(directory: Path, *, scale: float = 0.01) -> Mapping[str, Path]:

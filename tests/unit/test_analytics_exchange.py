@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,37 +16,26 @@ from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ObjectGone, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
+from tests.support.blocks import WrappedBlocks
 
 PARTITIONS = st.lists(st.lists(st.binary(max_size=20), max_size=3), min_size=1, max_size=8)
 
 
-class FailingBlocks(Blocks):
+class FailingBlocks(WrappedBlocks):
     """Fails from the given write on, which is done or not."""
 
     def __init__(self, blocks: Blocks, *, writes: int, is_done: bool) -> None:
-        self._blocks = blocks
+        super().__init__(blocks)
         self._left = writes
         self._is_done = is_done
 
     def create(self, name: str, pieces: Sequence[Piece]) -> bool:
         if self._left <= 0:
             if self._is_done:
-                self._blocks.create(name, pieces)
+                super().create(name, pieces)
             raise StoreUnavailable("it was cut off")
         self._left -= 1
-        return self._blocks.create(name, pieces)
-
-    def read(self, part: Part) -> memoryview:
-        return self._blocks.read(part)
-
-    def names(self, prefix: str) -> Iterator[str]:
-        return self._blocks.names(prefix)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self._blocks.delete(names)
-
-    def close(self) -> None:
-        self._blocks.close()
+        return super().create(name, pieces)
 
 
 def write(kind: str, blocks: Blocks, name: str, attempt: str, partitions: Sequence[Sequence[Piece]]) -> Written:

@@ -24,6 +24,7 @@ from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
 from tests.support.analytics_data import files, oracle, ordered, random_rows
+from tests.support.blocks import WrappedBlocks
 
 
 @pytest.fixture
@@ -233,6 +234,15 @@ def test_what_a_file_contains_is_that_of_one_version(options: dict[str, Any], tm
         source.to_arrow()
 
 
+@pytest.mark.parametrize("output", ["in", "in/", "in/../in", "."])
+def test_a_job_does_not_write_where_it_reads(options: dict[str, Any], tmp_path: Path, output: str) -> None:
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(100)), **options)
+    before = sorted(tmp_path.rglob("*.parquet"))
+    with pytest.raises(fa.QueryProblem, match=r"0\.parquet, which is read, is in the output directory"):
+        source.sort("a").write_parquet(f"{tmp_path}/{output}")
+    assert sorted(tmp_path.rglob("*.parquet")) == before
+
+
 def test_files_of_an_earlier_job_do_not_stay(options: dict[str, Any], tmp_path: Path) -> None:
     source = files(tmp_path / "in", random_rows(100))
     for partitions in (5, 2):
@@ -354,32 +364,20 @@ def test_each_method_of_exchange_gives_the_same_rows(
         assert list(blocks.names("")) == []
 
 
-class Forgetful(Blocks):
-    """A memory that has lost the blocks of a task, once."""
+class Forgetful(WrappedBlocks):
+    """A memory that has lost two blocks of tasks, once."""
 
     lost: ClassVar[set[str]] = set()
 
     def __init__(self, blocks: Blocks, pattern: str) -> None:
-        self._blocks = blocks
+        super().__init__(blocks)
         self._pattern = pattern
-
-    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
-        return self._blocks.create(name, pieces)
 
     def read(self, part: Part) -> memoryview:
         if re.search(self._pattern, part.name) and "committed" not in part.name and len(self.lost) < 2:
             self.lost.add(part.name)
             raise ObjectGone(f"{part.name} was evicted")
-        return self._blocks.read(part)
-
-    def names(self, prefix: str) -> Iterator[str]:
-        return self._blocks.names(prefix)
-
-    def delete(self, names: Sequence[str]) -> None:
-        self._blocks.delete(names)
-
-    def close(self) -> None:
-        self._blocks.close()
+        return super().read(part)
 
 
 @pytest.mark.parametrize("method", ["combined", "fast", "hybrid"])
@@ -399,42 +397,43 @@ def test_what_a_memory_has_lost_is_made_once_more(
     assert sum(each.repeats for each in outcome.stages) >= 1
 
 
-class FullBlocks(Forgetful):
+class FullBlocks(WrappedBlocks):
+    """A memory that has room for twenty blocks."""
+
+    created: ClassVar[set[str]] = set()
+
     def create(self, name: str, pieces: Sequence[Piece]) -> bool:
-        self.lost.add(name)
-        if len(self.lost) > 20:
+        self.created.add(name)
+        if len(self.created) > 20:
             raise StoreFull("there is no room")
         return super().create(name, pieces)
-
-    def read(self, part: Part) -> memoryview:
-        return self._blocks.read(part)
 
 
 @pytest.mark.parametrize("method", ["fast", "hybrid"])
 def test_what_has_no_room_in_the_memory_goes_to_the_other_storage(
     options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(Forgetful, "lost", set())
+    monkeypatch.setattr(FullBlocks, "created", set())
 
     def open_full(url: str) -> Blocks:
-        return FullBlocks(open_blocks(url), "") if url == memory else open_blocks(url)
+        return FullBlocks(open_blocks(url)) if url == memory else open_blocks(url)
 
     monkeypatch.setattr("farcall_analytics.passing.open_storage", open_full)
     table = random_rows(2000, different=500)
     own: Any = {"fast_storage": memory, "fast_bytes": 10_000.0}
     source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method, **own)
     assert ordered(source.sort("a").to_arrow()) == ordered(table)
-    assert len(Forgetful.lost) > 20
+    assert len(FullBlocks.created) > 20
 
 
 class SlowExecutor:
-    """The first attempt of one task waits until it may go on."""
+    """The first attempt of one task waits until it may continue."""
 
     def __init__(self, pool: ThreadPoolExecutor, slow: str) -> None:
         self._pool = pool
         self._slow = slow
         self._is_first = True
-        self.may_go_on = threading.Event()
+        self.may_continue = threading.Event()
 
     def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
         if args[0].name != self._slow or fn is not tasks.run_task or not self._is_first:
@@ -443,7 +442,7 @@ class SlowExecutor:
         return self._pool.submit(self._wait, fn, *args)
 
     def _wait(self, fn: Any, /, *args: Any) -> Any:
-        self.may_go_on.wait()
+        self.may_continue.wait()
         return fn(*args)
 
 
@@ -456,7 +455,7 @@ def test_a_task_that_hangs_gets_a_copy_which_counts(
 
     def progress(name: str, done: int, tasks_: int) -> None:
         if (name, done) == ("stage 2 of 2", tasks_):
-            slow.may_go_on.set()  # the whole job was done without it
+            slow.may_continue.set()  # the whole job was done without it
 
     outcome = source.sort("a").write_parquet(str(tmp_path / "out"), progress=progress)
     found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
@@ -501,7 +500,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stop_at", [8, 28, 33])
-def test_a_job_that_was_killed_goes_on_by_its_name(
+def test_a_job_that_was_killed_is_continued_by_its_name(
     executor: ThreadPoolExecutor,
     options: dict[str, Any],
     tmp_path: Path,
@@ -519,7 +518,9 @@ def test_a_job_that_was_killed_goes_on_by_its_name(
         job(StoppingExecutor(executor, stop_at)).write_parquet(str(tmp_path / "out"), job="nightly")
     with pytest.raises(ConfigurationError, match="nightly was begun with another query"):
         job(executor).limit(3).write_parquet(str(tmp_path / "out"), job="nightly")
-    with kill(monkeypatch):  # what is refused deletes nothing of the other one; what goes on can be killed, too
+    with kill(
+        monkeypatch
+    ):  # what is refused deletes nothing of the other one; a job that is continued can be killed, too
         job(StoppingExecutor(executor, 4)).write_parquet(str(tmp_path / "out"), job="nightly")
     done = job(executor).write_parquet(str(tmp_path / "out"), job="nightly")
     found = pa.concat_tables([pq.read_table(path) for path in done.paths])
@@ -584,7 +585,15 @@ def test_settings_that_cannot_be_are_refused(
     for job in ("", "/", "..", "team/x", "a b", "-x"):
         with pytest.raises(ConfigurationError, match="is no name of a job"):
             fa.from_arrow(table, **options).write_parquet(str(tmp_path / "out"), job=job)
-    for name, value in (("partitions", 0), ("partitions", 1.5), ("partition_bytes", -1), ("task_memory", "much")):
+    for name, value in (
+        ("retries", -1),
+        ("copies_after", 2.0),
+        ("share_bytes", 0),
+        ("partitions", 0),
+        ("partitions", 1.5),
+        ("partition_bytes", -1),
+        ("task_memory", "much"),
+    ):
         with pytest.raises(ConfigurationError, match=name):
             fa.from_arrow(table, **{**options, name: value}).to_arrow()
     secret = "valkey://:secret@host:1/0"

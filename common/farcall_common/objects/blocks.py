@@ -164,11 +164,9 @@ class ObjectBlocks(Blocks):
                     self._store.delete(name)
 
     def delete_below(self, prefix: str) -> None:
-        if not self._is_directory or not prefix.endswith("/"):
-            super().delete_below(prefix)
-            return
-        # directories, too, and the drafts of writers that were killed
-        shutil.rmtree(_directory(self._url) / prefix, ignore_errors=True)
+        super().delete_below(prefix)  # refuses names that lead elsewhere
+        if self._is_directory and prefix.strip("/"):  # what is left: directories, and drafts of killed writers
+            shutil.rmtree(_directory(self._url) / prefix.strip("/"), ignore_errors=True)
 
     def close(self) -> None:
         """Do nothing: obstore closes its connections."""
