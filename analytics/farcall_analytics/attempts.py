@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final, Protocol
 
 from farcall_analytics.tasks import Done, Regroup, Task
-from farcall_common.errors import ObjectGone, TaskFailed
+from farcall_common.errors import ConfigurationError, ObjectGone, TaskFailed
 
 GRACE_S: Final = 10.0
 """For which tasks that nothing waits for are awaited before what they write is deleted."""
@@ -166,9 +166,15 @@ class Attempts:
 
 def _inner(error: BaseException) -> BaseException:
     """What a task has raised, if that can be read here."""
+    if "No module named 'farcall_analytics" in str(error):
+        missing = ConfigurationError(
+            "Workers cannot import farcall_analytics.", hint="Run `pip install farcall-analytics` where workers run."
+        )
+        missing.__cause__ = error
+        return missing
     return error.__cause__ or error if isinstance(error, TaskFailed) else error
 
 
 def _may_pass(error: BaseException) -> bool:
     """Whether another attempt may succeed: not if query or input are the reason, or what it reads is lost."""
-    return not isinstance(error, (ValueError, TypeError, AssertionError, ImportError, ObjectGone))
+    return not isinstance(error, (ValueError, TypeError, AssertionError, ImportError, ConfigurationError, ObjectGone))

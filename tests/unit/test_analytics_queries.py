@@ -463,6 +463,29 @@ def test_a_task_that_hangs_gets_a_copy_which_counts(
     assert sum(each.copies for each in outcome.stages) == 1
 
 
+class BareExecutor:
+    """Workers without this package."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def submit(self, _: Any, /, *__: Any) -> Future[Any]:
+        self.calls += 1
+        future: Future[Any] = Future()
+        future.set_exception(ModuleNotFoundError("No module named 'farcall_analytics'"))
+        return future
+
+
+def test_workers_without_the_package_are_told_apart(options: dict[str, Any], tmp_path: Path) -> None:
+    bare = BareExecutor()
+    source = fa.read_parquet(
+        files(tmp_path / "in", random_rows(10), count=1), **{**options, "executor": bare, "partitions": 1}
+    )
+    with pytest.raises(ConfigurationError, match="pip install farcall-analytics"):
+        source.sort("a").to_arrow()
+    assert bare.calls == 1, "nothing is tried again"
+
+
 class StoppingExecutor:
     """A program that is stopped at its n-th task."""
 
