@@ -2,7 +2,6 @@
 
 from datafusion import col, lit
 
-from farcall_analytics.attempts import StageReport
 from farcall_analytics.frames import (
     Dataset,
     Groups,
@@ -15,14 +14,20 @@ from farcall_analytics.frames import (
     sql,
     sum,  # noqa: A004
 )
-from farcall_analytics.jobs import Outcome, Settings
+from farcall_analytics.job_plans import JobPlan
+from farcall_analytics.jobs import Outcome
 from farcall_analytics.parquet import InputProblem
+from farcall_analytics.planner import NoPlan
 from farcall_analytics.relations import QueryProblem
+from farcall_analytics.reports import StageReport
+from farcall_analytics.settings import Settings
 
 __all__ = [
     "Dataset",
     "Groups",
     "InputProblem",
+    "JobPlan",
+    "NoPlan",
     "Outcome",
     "QueryProblem",
     "Settings",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any, Final, Protocol
 
+from farcall_analytics.reports import StageReport
 from farcall_analytics.tasks import Done, Regroup, Task
 from farcall_common.errors import ConfigurationError, ObjectGone, TaskFailed
 
@@ -28,29 +30,6 @@ class Executor(Protocol):
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Start a call."""
-
-
-@dataclasses.dataclass
-class StageReport:
-    """What a stage took. ``busy_s``: of all its tasks together; ``size``: bytes that it wrote.
-
-    :param copies: of slow tasks. ``retries``: of failed ones. ``reused``: tasks of which an earlier attempt had
-        committed.
-    :param repeats: because what it had written was lost.
-    :param sampled_s: of its seconds, those that the sample of a sort took.
-    """
-
-    number: int
-    tasks: int = 0
-    rows: int = 0
-    size: int = 0
-    seconds: float = 0.0
-    busy_s: float = 0.0
-    copies: int = 0
-    retries: int = 0
-    reused: int = 0
-    repeats: int = 0
-    sampled_s: float = 0.0
 
 
 @dataclasses.dataclass
@@ -72,6 +51,7 @@ class Attempts:
     :param retries: of a task that failed.
     :param report: where retries and copies are counted.
     :param progress: called with the number of tasks that are done.
+    :param stopped: is set when the tasks are not wanted any more.
     """
 
     def __init__(
@@ -84,6 +64,7 @@ class Attempts:
         retries: int,
         report: StageReport,
         progress: Callable[[int], None],
+        stopped: threading.Event,
     ) -> None:
         self._executor = executor
         self._function = function
@@ -91,6 +72,7 @@ class Attempts:
         self._retries = retries
         self._report = report
         self._progress = progress
+        self._stopped = stopped
         self._all = [_Attempts(task) for task in tasks]
         self._running: dict[Future[Done], _Attempts] = {}
         self._finished_at = 0.0
@@ -99,11 +81,16 @@ class Attempts:
         """Attempts that still run although another one has done their task."""
 
     def run(self) -> list[Done]:
-        """What the tasks have done, in order. If one fails for good, others are cancelled, and awaited for a while."""
+        """What the tasks have done, in order. If one fails for good, others are cancelled, and awaited for a while.
+
+        :raises CancelledError: if they are not wanted any more.
+        """
         try:
             for each in self._all:
                 self._start(each)
             while any(each.done is None for each in self._all):
+                if self._stopped.is_set():
+                    raise CancelledError
                 finished, _ = wait(self._running, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
                 for future in finished:
                     if future in self._running:

@@ -5,14 +5,15 @@ and a speculative copy neither double nor lose a row, even if their rows are in 
 is created once:
 
 - *combined*: the one block with all partitions, which begins with their offsets;
-- *pairs* (one block for each task that combines): a small block that names the attempt, behind the others.
+- *pairs* (one block for each task that reads): a small block that names the attempt, behind the others.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -32,6 +33,7 @@ class Written(msgspec.Struct, frozen=True):
     :param offsets: where partitions begin and end in the block; of pairs, the sums of their sizes.
     :param first: the number of its first partition.
     :param storage: the number of the storage where it is.
+    :param per_block: of pairs, partitions in each block but the last one.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Written(msgspec.Struct, frozen=True):
     is_combined: bool = True
     first: int = 0
     storage: int = 0
+    per_block: int = 1
 
     @property
     def size(self) -> int:
@@ -49,10 +52,23 @@ class Written(msgspec.Struct, frozen=True):
         """Whether a partition is in it."""
         return self.first <= partition < self.first + len(self.offsets) - 1
 
-    def part(self, partition: int) -> Part:
-        """Where a partition is."""
-        own = partition - self.first
-        return Part(self.name, *self.offsets[own : own + 2]) if self.is_combined else Part(f"{self.name}{own}")
+    def parts(self, first: int, last: int) -> Iterator[tuple[Part, list[int]]]:
+        """Where the partitions from ``first`` on and before ``last`` are: parts of blocks, and in each the sizes of its
+        partitions, which follow one another."""
+        start, end = first - self.first, last - self.first
+        count = len(self.offsets) - 1
+        step = count if self.is_combined else self.per_block
+        while start < end:
+            number, until = start // step, min(end, (start // step + 1) * step)
+            sizes = [after - before for before, after in itertools.pairwise(self.offsets[start : until + 1])]
+            if self.is_combined:
+                yield Part(self.name, self.offsets[start], self.offsets[until]), sizes
+            else:
+                begin = self.offsets[number * step]
+                is_whole = start == number * step and until == min(count, (number + 1) * step)
+                where = () if is_whole else (self.offsets[start] - begin, self.offsets[until] - begin)
+                yield Part(f"{self.name}{number}", *where), sizes
+            start = until
 
 
 def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piece]]) -> Written:
@@ -81,19 +97,23 @@ def read_combined(blocks: Blocks, name: str, count: int) -> Written:
     return Written(name, tuple(offset for (offset,) in _OFFSET.iter_unpack(head[_HEAD.size :])))
 
 
-def write_pairs(blocks: Blocks, name: str, attempt: str, partitions: Sequence[Sequence[Piece]]) -> Written:
-    """Write a block for each partition of a task, and commit them.
+def write_pairs(
+    blocks: Blocks, name: str, attempt: str, partitions: Sequence[Sequence[Piece]], *, per_block: int = 1
+) -> Written:
+    """Write the partitions of a task into so many blocks, and commit them.
 
     :param name: of the task. ``attempt``: differs from that of each other attempt.
     """
-    own = Written(f"{name}/{attempt}/", _offsets(partitions, 0), is_combined=False)
-    for number, pieces in enumerate(partitions):
-        blocks.create(f"{own.name}{number}", pieces)
+    own = Written(f"{name}/{attempt}/", _offsets(partitions, 0), is_combined=False, per_block=per_block)
+    count = math.ceil(len(partitions) / per_block)
+    for number in range(count):
+        those = partitions[number * per_block : (number + 1) * per_block]
+        blocks.create(f"{own.name}{number}", list(itertools.chain.from_iterable(those)))
     if blocks.create(f"{name}/committed", [msgspec.msgpack.encode(own)]):
         return own
     winner = read_pairs(blocks, name)
     if winner != own:  # it is this one if the answer to a first request was lost
-        blocks.delete([f"{own.name}{number}" for number in range(len(partitions))])
+        blocks.delete([f"{own.name}{number}" for number in range(count)])
     return winner
 
 

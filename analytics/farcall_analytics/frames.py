@@ -19,9 +19,12 @@ from datafusion import functions as f
 
 from farcall_analytics import jobs
 from farcall_analytics.attempts import Executor
-from farcall_analytics.jobs import Outcome, Progress, Settings
+from farcall_analytics.job_plans import Facts, JobPlan, JobPlanner
+from farcall_analytics.jobs import Outcome, Progress
 from farcall_analytics.parquet import Input, Paths, find_input, find_paths, is_below, shown
+from farcall_analytics.profile_files import profile_of, tier_name
 from farcall_analytics.relations import QueryProblem
+from farcall_analytics.settings import Settings
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
 
@@ -145,6 +148,29 @@ class Dataset:
             plan = self._frame.optimized_logical_plan()
         return stages_of(plan, context, sizes)
 
+    def with_settings(self, **changes: Any) -> Dataset:
+        """The same rows, got in another way: see :class:`~farcall_analytics.Settings`."""
+        _check_settings(changes)
+        settings = dataclasses.replace(self._place.settings, **changes)
+        return Dataset(self._place._replace(settings=settings), self._frame, self._tables)
+
+    def plan(self, **changes: Any) -> JobPlan:
+        """How it would be run, and what that would take; nothing runs. ``explain()`` of it is a table.
+
+        :param changes: of settings, such as ``objective="fastest"`` and ``deadline_s=120``. To run it so, make them
+            with :meth:`with_settings`.
+        :raises NoPlan: if none keeps the deadline, or the budget, with the nearest one.
+        """
+        dataset = self.with_settings(**changes)
+        return dataset._planner(dataset.stages()).compared()
+
+    def _planner(self, query: Query) -> JobPlanner:
+        settings = self._place.settings
+        fast_tier = tier_name(settings.fast_storage) if settings.fast_storage else ""
+        facts = {name: Facts(_tasks(table), _size(table)) for name, table in self._tables.items()}
+        profile = profile_of(self._place.executor, settings.storage, settings.fast_storage)
+        return JobPlanner(query, facts, profile, settings.limits(tier_name(settings.storage), fast_tier))
+
     def write_parquet(self, output: str, *, job: str | None = None, progress: Progress | None = None) -> Outcome:
         """Write the rows to files ``part-00000.parquet`` and so on.
 
@@ -178,11 +204,15 @@ class Dataset:
         return found
 
     def _run(self, *, output: str = "", job: str | None = None, progress: Progress | None = None) -> Outcome:
+        query = self.stages()
+        planner = self._planner(query)
+        planner.plan()
         return jobs.run(
             self._place.executor,
-            self.stages(),
+            query,
             self._tables,
             self._place.settings,
+            planner,
             output=output,
             job=job,
             progress=progress,
@@ -302,11 +332,15 @@ def _query_errors() -> Iterator[None]:
         raise QueryProblem(str(error).removeprefix("DataFusion error: ")) from error
 
 
-def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:
+def _check_settings(options: Mapping[str, Any]) -> None:
     names = {each.name for each in dataclasses.fields(Settings)} - {"storage"}
     for name in options:
         if name not in names:
             raise ConfigurationError(f"{name} is no setting.", hint=f"Settings are {', '.join(sorted(names))}.")
+
+
+def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:
+    _check_settings(options)
     url = storage or os.environ.get(STORAGE)
     if not url:
         raise ConfigurationError(
@@ -353,6 +387,10 @@ def _register(context: SessionContext, name: str, schema: pa.Schema) -> None:
 
 def _size(table: Input | pa.Table) -> float:
     return float(table.size if isinstance(table, Input) else table.nbytes)
+
+
+def _tasks(table: Input | pa.Table) -> int:
+    return len(table.shares) if isinstance(table, Input) else 1
 
 
 def _column(name: str | Expr) -> Expr:

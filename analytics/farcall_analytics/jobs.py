@@ -13,24 +13,29 @@ import hashlib
 import itertools
 import math
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from typing import Final, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from farcall_analytics import engine
-from farcall_analytics.attempts import GRACE_S, Attempts, Executor, StageReport
+from farcall_analytics.attempts import GRACE_S, Attempts, Executor
 from farcall_analytics.exchange import Written
-from farcall_analytics.model import Method
+from farcall_analytics.job_plans import JobPlan, JobPlanner, Step, is_divided
+from farcall_analytics.model import Method, runs_of, square_root
 from farcall_analytics.parquet import Input, delete_other_parts
 from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
+from farcall_analytics.reports import StageReport, report_text
+from farcall_analytics.settings import Settings
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
 from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
-from farcall_common.errors import ConfigurationError, ObjectGone
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreUnavailable
 from farcall_common.objects.blocks import Part
 
 T = TypeVar("T")
@@ -39,70 +44,7 @@ _SAMPLED_ROWS: Final = 100
 """Of each task, for each partition."""
 _REPEATS: Final = 2
 """How often a stage is repeated because what it had written was lost."""
-_NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
 _JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
-METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
-"""Those that jobs have."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a job is run.
-
-    :param storage: the address by which tasks pass rows on, which all of them reach.
-    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``. What has no room there goes to
-        ``storage``.
-    :param method: of exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``.
-    :param fast_bytes: of a round of ``hybrid``.
-    :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
-    :param share_bytes: of a file that one task reads, about.
-    :param partition_bytes: of rows that one task puts together, about.
-    :param partitions: of each exchange; None: by ``partition_bytes``.
-    :param most_partitions: of an exchange.
-    :param task_memory: bytes from which a task uses the disk.
-    :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
-    :param retries: of a task that failed for another reason than the query or its input.
-    :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing, and for numbers
-        that cannot be.
-    :raises ValueError: for a storage or a codec that cannot be; see :class:`~farcall_analytics.passing.Way`.
-    """
-
-    storage: str = dataclasses.field(repr=False)  # it may have a password
-    fast_storage: str = dataclasses.field(default="", repr=False)
-    method: str = Method.COMBINED
-    fast_bytes: float = 0.0
-    codec: str = "none"
-    share_bytes: float = 64e6
-    partition_bytes: float = 64e6
-    partitions: int | None = None
-    most_partitions: int = 1_000
-    task_memory: int | None = None
-    copies_after: float | None = 0.75
-    retries: int = 2
-
-    def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ConfigurationError(
-                f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
-            )
-        for name in ("partitions", "most_partitions", "share_bytes", "partition_bytes", "task_memory"):
-            value = getattr(self, name)
-            if not (value is None or (isinstance(value, (int, float)) and value > 0)):
-                raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
-        if any(isinstance(value, float) for value in (self.partitions, self.most_partitions)):
-            raise ConfigurationError("partitions, most_partitions: expected whole numbers.")
-        if self.retries < 0 or not (self.copies_after is None or 0 < self.copies_after <= 1):
-            raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
-        if self.method in _NEEDS_MEMORY and not self.fast_storage:
-            raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
-        if self.method == Method.HYBRID and not self.fast_bytes > 0:
-            raise ConfigurationError("hybrid needs the size of a round.", hint="Set fast_bytes=1e9, for instance.")
-        self.ways("")
-
-    def ways(self, job: str) -> tuple[Way, ...]:
-        """The storages of a job: the first one, and the fast one if there is one."""
-        first = Way(self.storage, self.method != Method.SLOW, self.codec, job)
-        return (first, Way(self.fast_storage, False, self.codec, job)) if self.fast_storage else (first,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +52,7 @@ class Outcome:
     """What a job has done.
 
     :param paths: of its files, in order. ``rows``: of the result. ``table``: the result itself, if it went to no files.
+    :param plan: that was made before it began.
     """
 
     paths: tuple[str, ...]
@@ -117,6 +60,12 @@ class Outcome:
     table: pa.Table | None
     stages: tuple[StageReport, ...]
     seconds: float
+    plan: JobPlan
+
+    @property
+    def report(self) -> str:
+        """A table: what was predicted beside what was measured, by stage and in all."""
+        return report_text(self.plan, self.stages, self.seconds)
 
 
 Progress = Callable[[str, int, int], None]
@@ -128,6 +77,7 @@ def run(
     query: Query,
     tables: Mapping[str, Input | pa.Table],
     settings: Settings,
+    planner: JobPlanner,
     *,
     output: str = "",
     job: str | None = None,
@@ -136,6 +86,7 @@ def run(
     """Run a query, and write its rows to files, or return them.
 
     :param tables: of the query, by name.
+    :param planner: of this query, which has made its plan.
     :param output: a directory, or a prefix in a bucket, for files ``part-00000.parquet`` and so on; if it is not given,
         rows are returned.
     :param job: a name. If an earlier program with the same job was killed, what its tasks have committed counts.
@@ -148,7 +99,7 @@ def run(
             hint="Names have letters, digits, '-', '_' and '.', and begin with a letter.",
         )
     ways = settings.ways(job or f"farcall-{uuid.uuid4().hex}")
-    own = _Job(executor, query, tables, output, settings, ways, progress)
+    own = _Job(executor, query, tables, output, settings, planner, ways, progress)
     if job is not None:
         own.begin()
     with _deleted(ways, own.losers):
@@ -157,7 +108,8 @@ def run(
             delete_other_parts(output, own.paths)
         table = None if output else pa.concat_tables(read_tables(ways, _written(done), 0))
     reports = tuple(own.reports[number] for number in sorted(own.reports))
-    return Outcome(tuple(own.paths), sum(each.rows for each in done), table, reports, time.monotonic() - started)
+    rows = sum(each.rows for each in done)
+    return Outcome(tuple(own.paths), rows, table, reports, time.monotonic() - started, planner.made)
 
 
 class _Job:
@@ -168,6 +120,7 @@ class _Job:
         tables: Mapping[str, Input | pa.Table],
         output: str,
         settings: Settings,
+        planner: JobPlanner,
         ways: tuple[Way, ...],
         progress: Progress | None,
     ) -> None:
@@ -179,15 +132,20 @@ class _Job:
         self._tables = tables
         self._output = output.rstrip("/")
         self._settings = settings
+        self._planner = planner
         self._ways = ways
-        self._progress = progress or (lambda *_: None)
+        self._shown = progress or (lambda *_: None)
+        self._has_name = False
         self._may_be_done = False
         self._written: dict[int, list[Written]] = {}
-        self._partitions: dict[int, int] = {}
+        self._steps: dict[int, Step] = {}
         self._given: dict[tuple[str, ...], list[Written]] = {}
+        self._lock = threading.RLock()
+        self._stopped = threading.Event()
 
     def begin(self) -> None:
         """Begin a job, or continue it."""
+        self._has_name = True
         own = self._digest()
         if self._kept("plan", own) != own:
             raise ConfigurationError(
@@ -196,26 +154,50 @@ class _Job:
             )
 
     def run(self) -> list[Done]:
-        """Run all stages, one after the other; what the tasks of the last one have done."""
-        done: list[Done] = []
-        for stage in self._query.stages:
-            done = self._run_stage(stage)
-        return done
+        """Run all stages; what the tasks of the last one have done."""
+        return self._run_stage(self._query.stages[-1])
 
     # -- one stage -----------------------------------------------------------------------------------------------------
 
     def _run_stage(self, stage: Stage) -> list[Done]:
-        """Run a stage. If what it reads is lost, as when a memory has evicted it, the stages before it are repeated."""
+        """Run a stage behind those that it reads from, which run at the same time.
+
+        If what it reads is lost, as when a memory has evicted it, the stages before it are repeated.
+        """
+        sources = [self._query.stages[each.stage] for each in stage.sources if not each.table]
+        self._run_all(self._run_stage, sources)
+        return self._run_again(stage, sources)
+
+    def _run_all(self, run: Callable[[Stage], object], stages: Sequence[Stage]) -> None:
+        """If one fails, others are stopped."""
+        if len(stages) <= 1:
+            for stage in stages:
+                run(stage)
+            return
+        with ThreadPoolExecutor(len(stages)) as threads:
+            futures = [threads.submit(run, stage) for stage in stages]
+            try:
+                for future in as_completed(futures):
+                    if future.exception() is not None:
+                        self._stopped.set()
+            except BaseException:
+                self._stopped.set()
+                raise
+        errors = [error for error in (each.exception() for each in futures) if error is not None]
+        if errors:
+            raise next((each for each in errors if not isinstance(each, CancelledError)), errors[0])
+
+    def _run_again(self, stage: Stage, sources: Sequence[Stage]) -> list[Done]:
         while True:
             try:
                 return self._run_once(stage)
             except ObjectGone:
-                sources = [self._query.stages[each.stage] for each in stage.sources if not each.table]
                 if not sources or any(self.reports[each.number].repeats >= _REPEATS for each in sources):
                     raise
                 for each in sources:
                     self.reports[each.number].repeats += 1
-                    self._run_stage(each)
+                    before = [self._query.stages[source.stage] for source in each.sources if not source.table]
+                    self._run_again(each, before)
 
     def _run_once(self, stage: Stage) -> list[Done]:
         started = time.monotonic()
@@ -232,9 +214,23 @@ class _Job:
             done = self._attempt(run_task, tasks, report, name)
             self._written[stage.number] = _written(done)
         else:
-            done, self._written[stage.number] = self._exchange(tasks, report, name)
+            done, self._written[stage.number] = self._exchange(stage, tasks, report, name)
         report.seconds += time.monotonic() - started
+        self._measure(stage, done)
         return done
+
+    def _measure(self, stage: Stage, done: Sequence[Done]) -> None:
+        """Tell the planner how much a stage has passed on, and how fast."""
+        if stage.exchange is None or any(each.reused for each in done):
+            return
+        with self._lock:
+            self._planner.measured(stage.number, sum(each.raw_size for each in done))
+            if not any(each.table for each in stage.sources):
+                read = sum(each.size for source in stage.sources for each in self._written[source.stage])
+                self._planner.measured_reads(len(done), read, sum(each.read_s for each in done))
+            if self._step_behind(stage).method in (Method.COMBINED, Method.TWO_LEVEL):
+                written = sum(each.size for each in done)
+                self._planner.measured_writes(len(done), written, sum(each.written_s for each in done))
 
     def _attempt(
         self,
@@ -256,6 +252,7 @@ class _Job:
             retries=self._settings.retries,
             report=report,
             progress=progress,
+            stopped=self._stopped,
         )
         try:
             done = attempts.run()
@@ -266,6 +263,10 @@ class _Job:
         report.reused += sum(each.reused for each in done)
         report.busy_s += sum(each.busy_s for each in done)
         return done
+
+    def _progress(self, name: str, done: int, tasks: int) -> None:
+        with self._lock:
+            self._shown(name, done, tasks)
 
     def _name(self, number: int) -> str:
         """Of a stage, for people."""
@@ -283,31 +284,35 @@ class _Job:
 
     # -- exchange ------------------------------------------------------------------------------------------------------
 
-    def _exchange(self, tasks: list[Task], report: StageReport, name: str) -> tuple[list[Done], list[Written]]:
+    def _exchange(
+        self, stage: Stage, tasks: list[Task], report: StageReport, name: str
+    ) -> tuple[list[Done], list[Written]]:
         """Run tasks whose rows are divided among several others."""
-        method = self._settings.method
-        if method == Method.HYBRID:
-            return self._in_rounds(tasks, report, name)
-        if method == Method.FAST:
+        step = self._step_behind(stage)
+        if step.method is Method.HYBRID:
+            return self._in_rounds(tasks, step, report, name)
+        if step.method is Method.FAST:
             tasks = [task._replace(to=1) for task in tasks]
         done = self._attempt(run_task, tasks, report, name)
-        if method != Method.TWO_LEVEL:
+        if step.method is not Method.TWO_LEVEL:
             return done, _written(done)
-        groups = _parts(_written(done), math.isqrt(len(done) - 1) + 1)
+        count = tasks[0].partitions
+        per_block = math.ceil(count / square_root(count))
         regroups = [
             regroup
-            for number, group in enumerate(groups)
-            for regroup in self._regroups(f"{report.number}-{report.repeats}-g{number}", group, tasks[0].partitions)
+            for number, group in enumerate(_parts(_written(done), square_root(len(done))))
+            for regroup in self._regroups(f"{report.number}-{report.repeats}-g{number}", group, count, per_block)
         ]
         return done, _written(self._attempt(regroup_task, regroups, report, f"{name}, regroup"))
 
-    def _in_rounds(self, tasks: list[Task], report: StageReport, name: str) -> tuple[list[Done], list[Written]]:
+    def _in_rounds(
+        self, tasks: list[Task], step: Step, report: StageReport, name: str
+    ) -> tuple[list[Done], list[Written]]:
         """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
         storage."""
-        size = self._query.stages[report.number].size
         all_done: list[Done] = []
         runs: list[Written] = []
-        for number, part in enumerate(_parts(tasks, math.ceil(size / self._settings.fast_bytes))):
+        for number, part in enumerate(_parts(tasks, step.rounds)):
             for repeat in range(_REPEATS + 1):
                 try:
                     done, run_ = self._round(part, f"{report.number}-{report.repeats}-r{number}-{repeat}", report, name)
@@ -324,19 +329,20 @@ class _Job:
         self, tasks: Sequence[Task], prefix: str, report: StageReport, name: str
     ) -> tuple[list[Done], list[Written]]:
         count = tasks[0].partitions
+        per_block = math.ceil(count / runs_of(len(tasks), count))
         if self._may_be_done:  # its blocks in memory may be deleted already
             kept = [
                 find_written(self._ways[:1], each.name, each.last - each.first, first=each.first)
-                for each in self._regroups(prefix, (), count)
+                for each in self._regroups(prefix, (), count, per_block)
             ]
             run_ = [each for each in kept if each is not None]
             if len(run_) == len(kept):
                 report.reused += len(tasks)
                 return [Done(None, 0, 0, reused=True) for _ in tasks], run_
-        own = [task._replace(name=f"{prefix}/{task.name}", to=1) for task in tasks]
+        own = [task._replace(name=f"{prefix}/{task.name}", to=1, per_block=per_block) for task in tasks]
         done = self._attempt(run_task, own, report, name, of=report.tasks)
         try:
-            regroups = self._regroups(prefix, _written(done), count)
+            regroups = self._regroups(prefix, _written(done), count, per_block)
             regrouped = self._attempt(regroup_task, regroups, report, f"{name}, regroup")
         except ObjectGone as error:
             report.repeats += 1
@@ -346,20 +352,27 @@ class _Job:
                 blocks.delete_below(f"{way.job}/{prefix}/")
         return done, _written(regrouped)
 
-    def _regroups(self, prefix: str, written: Sequence[Written], partitions: int) -> list[Regroup]:
-        """Tasks that put together what some have written, each for some partitions."""
-        bounds = [part[0] for part in _parts(range(partitions), math.isqrt(partitions - 1) + 1)]
+    def _regroups(self, prefix: str, written: Sequence[Written], partitions: int, per_block: int) -> list[Regroup]:
+        """Tasks that put together what some have written, each for so many partitions."""
         return [
-            Regroup(f"{prefix}-{first}", "", tuple(written), first, last, self._ways, self._may_be_done)
-            for first, last in itertools.pairwise([*bounds, partitions])
+            Regroup(
+                f"{prefix}-{first}",
+                "",
+                tuple(written),
+                first,
+                min(first + per_block, partitions),
+                self._ways,
+                self._may_be_done,
+            )
+            for first in range(0, partitions, per_block)
         ]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def _tasks(self, stage: Stage) -> list[Task]:
-        partitions = 1
-        if stage.exchange is not None and stage.exchange.kind != "single":
-            partitions = self._partitions_of(self._query.consumer(stage.number))
+        behind = self._step_behind(stage)
+        with self._lock:
+            count = self._planner.tasks(stage)
         tasks = [
             Task(
                 name=f"{stage.number}-{self.reports[stage.number].repeats}-{number}",
@@ -369,40 +382,40 @@ class _Job:
                 schema=stage.schema,
                 rows=self._rows(stage, number),
                 exchange=stage.exchange,
-                ways=self._ways,
-                partitions=partitions,
+                ways=self._ways_of(behind),
+                partitions=behind.partitions,
                 memory=self._settings.task_memory,
                 may_be_done=self._may_be_done,
             )
-            for number in range(self._count(stage))
+            for number in range(count)
         ]
         if stage.exchange is None and self._output:
             self.paths = [f"{self._output}/part-{number:05d}.parquet" for number in range(len(tasks))]
             tasks = [task._replace(output=path) for task, path in zip(tasks, self.paths, strict=True)]
         return tasks
 
-    def _count(self, stage: Stage) -> int:
-        for source in stage.sources:
-            if source.table:
-                table = self._tables[source.table]
-                return len(table.shares) if isinstance(table, Input) else 1
-        if any(self._is_divided(source) for source in stage.sources):
-            return self._partitions_of(stage)
-        return 1
+    def _step_behind(self, stage: Stage) -> Step:
+        """How the rows of a stage are exchanged."""
+        if stage.exchange is None or stage.exchange.kind == "single":
+            return Step()
+        return self._step(self._query.consumer(stage.number))
 
-    def _is_divided(self, source: Source) -> bool:
-        """Whether each task of a stage reads a partition of its own."""
-        exchange = self._query.stages[source.stage].exchange
-        return not source.whole and exchange is not None and exchange.kind != "single"
+    def _step(self, consumer: Stage) -> Step:
+        """How a stage gets its rows. A program that continues a job does as the one before it."""
+        with self._lock:
+            if consumer.number not in self._steps:
+                found = self._planner.step(consumer.number)
+                if self._has_name:
+                    own = self._kept(f"step-{consumer.number}", msgspec.msgpack.encode(found))
+                    found = msgspec.msgpack.decode(own, type=Step)
+                    self._planner.keep(consumer.number, found)
+                self._steps[consumer.number] = found
+            return self._steps[consumer.number]
 
-    def _partitions_of(self, stage: Stage) -> int:
-        """Into how many partitions rows are divided for a stage."""
-        found = self._partitions.get(stage.number)
-        if found is None:
-            size = sum(self._query.stages[each.stage].size for each in stage.sources if not each.table)
-            wanted = self._settings.partitions or math.ceil(size / self._settings.partition_bytes)
-            found = self._partitions[stage.number] = min(max(1, wanted), self._settings.most_partitions)
-        return found
+    def _ways_of(self, step: Step) -> tuple[Way, ...]:
+        first, *others = self._ways
+        own = dataclasses.replace(first, combines=step.method is not Method.SLOW, codec=step.codec)
+        return (own, *(dataclasses.replace(each, codec=step.codec) for each in others))
 
     def _rows(self, stage: Stage, number: int) -> tuple[Rows, ...]:
         found = []
@@ -413,7 +426,7 @@ class _Job:
             elif table is not None:
                 found.append(Rows(source.name, written=tuple(self._give(source, table))))
             else:
-                partition = number if self._is_divided(source) else 0
+                partition = number if is_divided(self._query, source) else 0
                 those = tuple(each for each in self._written[source.stage] if each.has(partition))
                 order = source.keys, source.directions
                 found.append(Rows(source.name, None, (), those, partition, *order))
@@ -422,11 +435,12 @@ class _Job:
     def _give(self, source: Source, table: pa.Table) -> list[Written]:
         """Put columns of a table of the program into the storage."""
         key = (source.table, *source.columns)
-        if key not in self._given:
-            own = [table.select(list(source.columns))]
-            name = f"given-{len(self._given)}"
-            self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
-        return self._given[key]
+        with self._lock:
+            if key not in self._given:
+                own = [table.select(list(source.columns))]
+                name = f"given-{len(self._given)}"
+                self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
+            return self._given[key]
 
     # -- jobs that are continued ---------------------------------------------------------------------------------------
 
@@ -467,11 +481,11 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 @contextlib.contextmanager
 def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
-    """Delete what is in the storages at the end, however it comes."""
+    """Delete what is in the storages at the end, however it comes. A memory that does not answer deletes it itself."""
     try:
         yield
     finally:
         wait(losers, timeout=GRACE_S)
-        for way in ways:
-            with open_storage(way.url) as blocks:
+        for number, way in enumerate(ways):
+            with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
                 blocks.delete_below(f"{way.job}/")

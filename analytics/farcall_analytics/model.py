@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
@@ -48,11 +48,13 @@ class Shuffle:
 
     :param size: bytes that go from the tasks that partition to those that combine.
     :param input_size, output_size: bytes that are read before and written behind it.
+    :param writers: tasks that partition; 0: as many as combine.
     """
 
     size: float
     input_size: float = 0.0
     output_size: float = 0.0
+    writers: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Plan:
     :param memory: of a worker. ``parallel``: workers at a time.
     :param fast_bytes: of memory that a round of ``hybrid`` uses.
     :param copies_after: the part of a wave after which tasks that still run are started once more; None: never.
+    :param partitions: tasks that combine; 0: so many that all workers have one, and that the data of each fits into its
+        memory.
     """
 
     method: Method
@@ -73,6 +77,7 @@ class Plan:
     fast_bytes: float = 0.0
     codec: Codec = NO_CODEC
     copies_after: float | None = None
+    partitions: int = 0
 
 
 class Transfer(NamedTuple):
@@ -84,16 +89,22 @@ class Transfer(NamedTuple):
     is_write: bool
 
 
+class Work(NamedTuple):
+    """Bytes that the tasks of a phase compute with, and how many of them a processor does in a second."""
+
+    size: float
+    bytes_per_s: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """``computed``: bytes that are partitioned and compressed, or decompressed and combined. ``repeats``: how often it
-    is done."""
+    """So many tasks, of which some run at a time. ``repeats``: how often all of it is done."""
 
     name: str
     tasks: int
+    at_a_time: int
     transfers: tuple[Transfer, ...]
-    computed: float
-    combines: bool = False
+    work: tuple[Work, ...] = ()
     repeats: int = 1
 
 
@@ -129,9 +140,22 @@ class Infeasible(ValueError):
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 
-def tasks_of(shuffle_size: float, plan: Plan, workers: Workers) -> int:
-    """How many tasks partition, and how many combine: so many that the data of each fits into its memory."""
-    return max(plan.parallel, math.ceil(shuffle_size / (plan.memory * workers.data_part)))
+class Legs(NamedTuple):
+    """What a method adds to the tasks on both sides of an exchange.
+
+    :param written: by those that partition, in each round. ``read``: by those that combine.
+    :param between: what is done between them, as often as there are rounds.
+    """
+
+    written: Transfer
+    read: Transfer | None
+    between: tuple[Phase, ...] = ()
+    rounds: int = 1
+
+
+def partitions_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
+    """How many tasks combine."""
+    return plan.partitions or max(plan.parallel, math.ceil(shuffle.size / (plan.memory * workers.data_part)))
 
 
 def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
@@ -139,72 +163,141 @@ def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
     return max(1, math.ceil(shuffle.size * plan.codec.ratio / plan.fast_bytes))
 
 
+def legs_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> Legs:
+    """What the method of a plan adds to both sides.
+
+    :raises Infeasible: if it cannot be done.
+    """
+    if plan.method is Method.HYBRID and not plan.fast_bytes > 0:
+        raise Infeasible("a hybrid exchange needs memory")
+    partitions = partitions_of(shuffle, plan, workers)
+    return _LEGS[plan.method](shuffle.writers or partitions, partitions, shuffle.size * plan.codec.ratio, plan, workers)
+
+
 def phases_of(shuffle: Shuffle, plan: Plan, workers: Workers, *, input_tier: str = "") -> tuple[Phase, ...]:
     """The phases of an exchange.
 
     :param input_tier: where its input is, and its output goes; the tier of the plan, if not given.
+    :raises Infeasible: if it cannot be done.
     """
-    return _PHASES[plan.method](shuffle, plan, workers, input_tier or plan.tier)
+    outer = input_tier or plan.tier
+    legs = legs_of(shuffle, plan, workers)
+    partitions = partitions_of(shuffle, plan, workers)
+    read = (Transfer(outer, shuffle.writers or partitions, shuffle.input_size, is_write=False),)
+    written = (Transfer(outer, partitions, shuffle.output_size, is_write=True),)
+    partition = in_rounds(
+        "partition",
+        shuffle.writers or partitions,
+        plan.parallel,
+        (*(read if shuffle.input_size else ()),),
+        partition_work(shuffle.size, plan.codec, workers),
+        legs,
+    )
+    reads = () if legs.read is None else (legs.read,)
+    combine = Phase(
+        "combine",
+        partitions,
+        min(plan.parallel, partitions),
+        (*reads, *(written if shuffle.output_size else ())),
+        combine_work(shuffle.size, plan.codec, workers),
+    )
+    return partition, *legs.between, combine
 
 
-def _pairs(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple[Phase, ...]:
-    tasks = tasks_of(shuffle.size, plan, workers)
-    moved = shuffle.size * plan.codec.ratio
-    return (
-        _partition(shuffle, tasks, outer, Transfer(plan.tier, tasks * tasks, moved, is_write=True)),
-        _combine(shuffle, tasks, outer, Transfer(plan.tier, tasks * tasks, moved, is_write=False)),
+def in_rounds(
+    name: str, tasks: int, parallel: int, transfers: tuple[Transfer, ...], work: tuple[Work, ...], legs: Legs
+) -> Phase:
+    """The phase of tasks that partition: all of them at once, or some in each round.
+
+    :param tasks, transfers, work: of all rounds together, without what the exchange adds.
+    """
+    rounds = legs.rounds
+    each = max(1, math.ceil(tasks / rounds))
+    own = tuple(Transfer(tier, requests / rounds, size / rounds, out) for tier, requests, size, out in transfers)
+    parts = tuple(Work(size / rounds, rate) for size, rate in work)
+    return Phase(name, each, min(parallel, each), (*own, legs.written), parts, rounds)
+
+
+def partition_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
+    """Of tasks that partition so many bytes."""
+    return Work(size, workers.partition_bytes_per_s), Work(size, codec.compress_bytes_per_s)
+
+
+def combine_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
+    """Of tasks that combine so many bytes."""
+    return Work(size, workers.combine_bytes_per_s), Work(size, codec.decompress_bytes_per_s)
+
+
+def square_root(count: int) -> int:
+    """Of a number, rounded up."""
+    return math.isqrt(count - 1) + 1
+
+
+def _pairs(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
+    both = writers * partitions
+    return Legs(Transfer(plan.tier, both, moved, is_write=True), Transfer(plan.tier, both, moved, is_write=False))
+
+
+def _combined(writers: int, partitions: int, moved: float, plan: Plan, workers: Workers) -> Legs:
+    objects = math.ceil(writers / workers.per_node)  # those of a node write one together
+    return Legs(
+        Transfer(plan.tier, objects, moved, is_write=True),
+        Transfer(plan.tier, objects * partitions, moved, is_write=False),
     )
 
 
-def _combined(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple[Phase, ...]:
-    tasks = tasks_of(shuffle.size, plan, workers)
-    moved = shuffle.size * plan.codec.ratio
-    objects = math.ceil(tasks / workers.per_node)  # those of a node write one together
-    return (
-        _partition(shuffle, tasks, outer, Transfer(plan.tier, objects, moved, is_write=True)),
-        _combine(shuffle, tasks, outer, Transfer(plan.tier, objects * tasks, moved, is_write=False)),
+def _two_level(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
+    groups, parts = square_root(writers), square_root(partitions)
+    regroup = Phase(
+        "regroup",
+        groups * parts,
+        min(plan.parallel, groups * parts),
+        (
+            Transfer(plan.tier, writers * parts, moved, is_write=False),
+            Transfer(plan.tier, groups * parts, moved, is_write=True),
+        ),
+    )
+    return Legs(
+        Transfer(plan.tier, writers, moved, is_write=True),
+        Transfer(plan.tier, partitions * groups, moved, is_write=False),
+        (regroup,),
     )
 
 
-def _two_level(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple[Phase, ...]:
-    tasks = tasks_of(shuffle.size, plan, workers)
-    moved = shuffle.size * plan.codec.ratio
-    reads = tasks * math.ceil(math.sqrt(tasks))
-    write, read = (
-        Transfer(plan.tier, tasks, moved, is_write=True),
-        Transfer(plan.tier, reads, moved, is_write=False),
+def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
+    rounds = min(writers, max(1, math.ceil(moved / plan.fast_bytes)))
+    own, size = math.ceil(writers / rounds), moved / rounds
+    parts = runs_of(own, partitions)
+    regroup = Phase(
+        "regroup",
+        parts,
+        min(plan.parallel, parts),
+        (
+            Transfer(plan.fast_tier, own * parts, size, is_write=False),
+            Transfer(plan.tier, parts, size, is_write=True),
+        ),
+        repeats=rounds,
     )
-    regroup = Phase("regroup", tasks, (read, write), 0.0)
-    return _partition(shuffle, tasks, outer, write), regroup, _combine(shuffle, tasks, outer, read)
-
-
-def _hybrid(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple[Phase, ...]:
-    rounds = rounds_of(shuffle, plan)
-    of_round = Shuffle(shuffle.size / rounds, shuffle.input_size / rounds)
-    moved = of_round.size * plan.codec.ratio
-    tasks = tasks_of(of_round.size, plan, workers)
-    merges = tasks_of(shuffle.size, plan, workers)
-    run = Transfer(plan.tier, tasks, moved, is_write=True)
-    partition = _partition(of_round, tasks, outer, Transfer(plan.fast_tier, tasks * tasks, moved, is_write=True))
-    combine = _combine(of_round, tasks, outer, Transfer(plan.fast_tier, tasks * tasks, moved, is_write=False))
-    ranges = Transfer(plan.tier, merges * rounds, moved * rounds, is_write=False)
-    merge = dataclasses.replace(_combine(shuffle, merges, outer, ranges), name="merge")
-    return (
-        dataclasses.replace(partition, repeats=rounds),
-        dataclasses.replace(combine, repeats=rounds, transfers=(*combine.transfers, run)),
-        merge,
+    return Legs(
+        Transfer(plan.fast_tier, own * parts, size, is_write=True),
+        Transfer(plan.tier, partitions * rounds, moved, is_write=False),
+        (regroup,),
+        rounds,
     )
 
 
-def _direct(shuffle: Shuffle, plan: Plan, workers: Workers, outer: str) -> tuple[Phase, ...]:
-    tasks = tasks_of(shuffle.size, plan, workers)
-    if tasks > plan.parallel:
-        raise Infeasible(f"{tasks} tasks do not run at the same time on {plan.parallel} workers")
-    sent = Transfer(plan.tier, tasks * tasks, shuffle.size * plan.codec.ratio, is_write=True)
-    return _partition(shuffle, tasks, outer, sent), _combine(shuffle, tasks, outer, None)
+def runs_of(writers: int, partitions: int) -> int:
+    """How many blocks the tasks of a round write together as a run."""
+    return min(partitions, max(writers, square_root(partitions)))
 
 
-_PHASES: Final[Mapping[Method, Callable[[Shuffle, Plan, Workers, str], tuple[Phase, ...]]]] = {
+def _direct(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
+    if max(writers, partitions) > plan.parallel:
+        raise Infeasible(f"{max(writers, partitions)} tasks do not run at the same time on {plan.parallel} workers")
+    return Legs(Transfer(plan.tier, writers * partitions, moved, is_write=True), None)
+
+
+_LEGS: Final[Mapping[Method, Callable[[int, int, float, Plan, Workers], Legs]]] = {
     Method.SLOW: _pairs,
     Method.FAST: _pairs,
     Method.COMBINED: _combined,
@@ -212,17 +305,6 @@ _PHASES: Final[Mapping[Method, Callable[[Shuffle, Plan, Workers, str], tuple[Pha
     Method.HYBRID: _hybrid,
     Method.DIRECT: _direct,
 }
-
-
-def _partition(shuffle: Shuffle, tasks: int, outer: str, written: Transfer) -> Phase:
-    read = (Transfer(outer, tasks, shuffle.input_size, is_write=False),) if shuffle.input_size else ()
-    return Phase("partition", tasks, (*read, written), shuffle.size)
-
-
-def _combine(shuffle: Shuffle, tasks: int, outer: str, read: Transfer | None) -> Phase:
-    written = (Transfer(outer, tasks, shuffle.output_size, is_write=True),) if shuffle.output_size else ()
-    reads = () if read is None else (read,)
-    return Phase("combine", tasks, (*reads, *written), shuffle.size, combines=True)
 
 
 # -- time and dollars --------------------------------------------------------------------------------------------------
@@ -234,10 +316,36 @@ def estimate(shuffle: Shuffle, plan: Plan, profile: Profile, *, input_tier: str 
     :param input_tier: see :func:`phases_of`.
     :raises Infeasible: if it cannot be done.
     """
-    _check(shuffle, plan, profile)
+    if plan.parallel > profile.workers.most:
+        raise Infeasible(f"there are {profile.workers.most} workers, not {plan.parallel}")
     phases = phases_of(shuffle, plan, profile.workers, input_tier=input_tier)
-    stored = _stored(shuffle, plan)
-    times = tuple(_time(each, plan, profile, stored, is_first=each is phases[0]) for each in phases)
+    stored = stored_by(shuffle, plan)
+    check_room(stored, profile)
+    times = times_of(phases, profile, plan.memory, stored, copies_after=plan.copies_after)
+    return sum_of(times, dollars_of(phases, times, profile, plan.memory, stored), profile)
+
+
+def times_of(
+    phases: Sequence[Phase],
+    profile: Profile,
+    memory: float,
+    stored: Mapping[str, float],
+    *,
+    copies_after: float | None,
+    starts: bool = True,
+) -> list[PhaseTime]:
+    """What phases take, one after the other.
+
+    :param memory: of a worker. ``stored``: bytes that there is room for in a storage.
+    :param starts: whether workers start before the first one.
+    """
+    return [
+        _time(each, profile, memory, stored, copies_after, is_first=starts and each is phases[0]) for each in phases
+    ]
+
+
+def sum_of(times: Sequence[PhaseTime], dollars: float, profile: Profile) -> Estimate:
+    """What phases take together."""
     seconds = sum(each.seconds for each in times)
     error_s = profile.error * seconds
     low_s = seconds - math.hypot(error_s, *(each.seconds - each.low_s for each in times))
@@ -246,21 +354,17 @@ def estimate(shuffle: Shuffle, plan: Plan, profile: Profile, *, input_tier: str 
     for each in times:
         for name, part_s in each.parts.items():
             parts[name] = parts.get(name, 0.0) + part_s
-    dollars = _dollars(shuffle, plan, profile, phases, times)
-    return Estimate(seconds, max(0.0, low_s), high_s, dollars, max(parts, key=parts.__getitem__), times)
+    return Estimate(seconds, max(0.0, low_s), high_s, dollars, max(parts, key=parts.__getitem__), tuple(times))
 
 
-def _check(shuffle: Shuffle, plan: Plan, profile: Profile) -> None:
-    if plan.parallel > profile.workers.most:
-        raise Infeasible(f"there are {profile.workers.most} workers, not {plan.parallel}")
-    if plan.method is Method.HYBRID and not plan.fast_bytes > 0:
-        raise Infeasible("a hybrid exchange needs memory")
-    for name, size in _stored(shuffle, plan).items():
+def check_room(stored: Mapping[str, float], profile: Profile) -> None:
+    """:raises Infeasible: if a storage has no room for so many bytes."""
+    for name, size in stored.items():
         if size > profile.tiers[name].capacity:
             raise Infeasible(f"{name} has no room for {size:.3g} bytes, but for {profile.tiers[name].capacity:.3g}")
 
 
-def _stored(shuffle: Shuffle, plan: Plan) -> Mapping[str, float]:
+def stored_by(shuffle: Shuffle, plan: Plan) -> Mapping[str, float]:
     """The bytes that are in each storage at a time."""
     moved = shuffle.size * plan.codec.ratio
     if plan.method is Method.HYBRID:
@@ -268,20 +372,28 @@ def _stored(shuffle: Shuffle, plan: Plan) -> Mapping[str, float]:
     return {plan.tier: 0.0 if plan.method is Method.DIRECT else moved}
 
 
-def _time(phase: Phase, plan: Plan, profile: Profile, stored: Mapping[str, float], *, is_first: bool) -> PhaseTime:
-    workers = profile.workers
-    at_a_time = min(plan.parallel, phase.tasks)
+def _time(
+    phase: Phase,
+    profile: Profile,
+    memory: float,
+    stored: Mapping[str, float],
+    copies_after: float | None,
+    *,
+    is_first: bool,
+) -> PhaseTime:
+    workers, at_a_time = profile.workers, phase.at_a_time
     waves = math.ceil(phase.tasks / at_a_time)
     parts: dict[str, float] = {}
     directions_s = {False: 0.0, True: 0.0}
     for transfer in phase.transfers:
         tier = profile.tiers[transfer.tier]
         room = stored.get(transfer.tier, math.inf)
-        requests_s, bytes_s = _transfer_s(transfer, tier, plan.memory, at_a_time, room=room)
+        requests_s, bytes_s = _transfer_s(transfer, tier, memory, at_a_time, room=room)
         directions_s[transfer.is_write] += max(requests_s, bytes_s)
         for name, part_s in ((f"{transfer.tier} requests", requests_s), (f"{transfer.tier} bandwidth", bytes_s)):
             parts[name] = parts.get(name, 0.0) + part_s
-    parts["processors"] = processors_s = _processors_s(phase, plan, workers, at_a_time)
+    cores = at_a_time * workers.cores(memory)
+    parts["processors"] = processors_s = sum(size / rate for size, rate in phase.work) / cores
     if workers.overlaps:
         busy_s = max(*directions_s.values(), processors_s)
     else:
@@ -291,7 +403,7 @@ def _time(phase: Phase, plan: Plan, profile: Profile, stored: Mapping[str, float
         starts_s += workers.start_s + at_a_time / workers.starts_per_s
     parts["worker start"] = starts_s
 
-    slowdowns = workers.slowdowns if plan.copies_after is None else workers.slowdowns.with_copies(plan.copies_after)
+    slowdowns = workers.slowdowns if copies_after is None else workers.slowdowns.with_copies(copies_after)
 
     def with_stragglers(factor: float) -> float:
         """Only the last wave waits for its slowest task."""
@@ -317,26 +429,20 @@ def _transfer_s(transfer: Transfer, tier: Tier, memory: float, at_a_time: int, *
     return requests_s, transfer.size / together
 
 
-def _processors_s(phase: Phase, plan: Plan, workers: Workers, at_a_time: int) -> float:
-    codec = plan.codec
-    if phase.combines:
-        rates = workers.combine_bytes_per_s, codec.decompress_bytes_per_s
-    else:
-        rates = workers.partition_bytes_per_s, codec.compress_bytes_per_s
-    work_s = sum(phase.computed / rate for rate in rates)
-    return work_s / (at_a_time * workers.cores(plan.memory))
-
-
-def _dollars(
-    shuffle: Shuffle, plan: Plan, profile: Profile, phases: tuple[Phase, ...], times: tuple[PhaseTime, ...]
+def dollars_of(
+    phases: Sequence[Phase],
+    times: Sequence[PhaseTime],
+    profile: Profile,
+    memory: float,
+    stored: Mapping[str, float],
 ) -> float:
-    """Workers are paid from their start to their end, also while they wait."""
+    """What phases cost. Workers are paid from their start to their end, also while they wait."""
     price = profile.workers.price
     seconds = sum(each.seconds for each in times)
     total = 0.0
     for phase, time in zip(phases, times, strict=True):
         paid_s = math.ceil(time.seconds / price.step_s) * price.step_s if price.step_s else time.seconds
-        total += min(plan.parallel, phase.tasks) * plan.memory * price.byte_s * paid_s
+        total += phase.at_a_time * memory * price.byte_s * paid_s
         total += phase.repeats * phase.tasks * price.call
         for transfer in phase.transfers:
             storage = profile.tiers[transfer.tier].price
@@ -344,7 +450,7 @@ def _dollars(
                 (storage.write, storage.byte_written) if transfer.is_write else (storage.read, storage.byte_read)
             )
             total += phase.repeats * (transfer.requests * request + transfer.size * byte)
-    for name, size in _stored(shuffle, plan).items():
+    for name, size in stored.items():
         storage = profile.tiers[name].price
         total += size * (storage.byte_s * seconds + storage.provisioned_byte_s * max(seconds, storage.least_s))
     return total

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,10 +15,11 @@ import pyarrow.ipc
 
 from farcall_analytics.exchange import Written, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.shaper import open_storage
-from farcall_common.errors import ObjectGone, StoreFull
+from farcall_common.errors import ObjectGone, StoreFull, StoreUnavailable
+from farcall_common.objects.blocks import Part
 from farcall_common.payload import Piece
 
-_CODECS: Final = ("none", "lz4", "zstd")
+CODECS: Final = ("none", "lz4", "zstd")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,36 +39,50 @@ class Way:
     job: str = ""
 
     def __post_init__(self) -> None:
-        if self.codec not in _CODECS:
-            raise ValueError(f"codec: expected {', '.join(_CODECS)}, got {self.codec!r}")
+        if self.codec not in CODECS:
+            raise ValueError(f"codec: expected {', '.join(CODECS)}, got {self.codec!r}")
         if self.url == "memory:":
             raise ValueError("memory: is not shared between tasks; use a directory, a bucket or a Valkey")
 
 
-def write_tables(ways: Sequence[Way], to: int, task: str, attempt: str, tables: Sequence[pa.Table]) -> Written:
+def write_tables(
+    ways: Sequence[Way], to: int, task: str, attempt: str, tables: Sequence[pa.Table], *, per_block: int = 1
+) -> Written:
     """Write the tables of a task, one for each partition.
 
-    :param ways: the storages of the job; ``to``: which of them. If that one has no room, the first one.
+    :param ways: the storages of the job; ``to``: which of them. If that one has no room, or does not answer, the first
+        one.
     :param task: differs from that of each other task of the job.
     :param attempt: differs from that of each other attempt.
+    :param per_block: partitions in a block, where a storage has a block for each partition.
     """
     pieces = [[to_stream(each, ways[to].codec)] for each in tables]
     try:
-        return write_pieces(ways, to, task, attempt, pieces)
-    except StoreFull:
+        return write_pieces(ways, to, task, attempt, pieces, per_block=per_block)
+    except (StoreFull, StoreUnavailable):
         if not to:
             raise
-        return write_pieces(ways, 0, task, attempt, pieces)
+        return write_pieces(ways, 0, task, attempt, pieces, per_block=per_block)
 
 
 def write_pieces(
-    ways: Sequence[Way], to: int, task: str, attempt: str, pieces: Sequence[Sequence[Piece]], *, first: int = 0
+    ways: Sequence[Way],
+    to: int,
+    task: str,
+    attempt: str,
+    pieces: Sequence[Sequence[Piece]],
+    *,
+    first: int = 0,
+    per_block: int = 1,
 ) -> Written:
     """Write the partitions of a task, from the number ``first`` on."""
     way = ways[to]
     name = f"{way.job}/{task}"
     with open_storage(way.url) as blocks:
-        found = write_combined(blocks, name, pieces) if way.combines else write_pairs(blocks, name, attempt, pieces)
+        if way.combines:
+            found = write_combined(blocks, name, pieces)
+        else:
+            found = write_pairs(blocks, name, attempt, pieces, per_block=per_block)
     return msgspec.structs.replace(found, first=first, storage=to)
 
 
@@ -82,23 +98,41 @@ def find_written(ways: Sequence[Way], task: str, partitions: int, *, first: int 
 
 def read_tables(ways: Sequence[Way], written: Sequence[Written], partition: int) -> list[pa.Table]:
     """A partition, as each task has written it."""
-    return [table for each in read_pieces(ways, written, partition) for table in from_streams(each)]
+    [pieces] = read_pieces(ways, written, partition, partition + 1)
+    return [table for each in pieces for table in from_streams(each)]
 
 
-def read_pieces(ways: Sequence[Way], written: Sequence[Written], partition: int) -> list[memoryview]:
-    """A partition, as bytes of each task that has some of it.
+def read_pieces(ways: Sequence[Way], written: Sequence[Written], first: int, last: int) -> list[list[memoryview]]:
+    """The partitions from ``first`` on and before ``last``, each as bytes of every task that has some of it. Those that
+    follow one another in a block are read at once.
 
     :raises ObjectGone: if a block is not there any more.
     """
-    those = [each for each in written if each.has(partition)]
-    found: dict[str, memoryview] = {}
+    found: list[dict[int, memoryview]] = [{} for _ in range(first, last)]
     for number, way in enumerate(ways):
-        own = [each for each in those if each.storage == number]
-        if own:
-            with open_storage(way.url) as blocks:
-                parts = blocks.read_all(each.part(partition) for each in own)
-            found |= {each.name: part for each, part in zip(own, parts, strict=True)}
-    return [found[each.name] for each in those]
+        wanted = [
+            (place, start, part, sizes)
+            for place, each in enumerate(written)
+            if each.storage == number
+            for start, part, sizes in _parts_within(each, first, last)
+        ]
+        if not wanted:
+            continue
+        with open_storage(way.url) as blocks:
+            parts = blocks.read_all(part for _, _, part, _ in wanted)
+        for (place, start, _, sizes), data in zip(wanted, parts, strict=True):
+            ends = itertools.accumulate(sizes)
+            for partition, (size, end) in enumerate(zip(sizes, ends, strict=True), start - first):
+                found[partition][place] = data[end - size : end]
+    return [[pieces[place] for place in sorted(pieces)] for pieces in found]
+
+
+def _parts_within(written: Written, first: int, last: int) -> Iterator[tuple[int, Part, list[int]]]:
+    """What a task has written of some partitions: the number of the first one in each part, the part, and sizes."""
+    start, end = max(first, written.first), min(last, written.first + len(written.offsets) - 1)
+    for part, sizes in written.parts(start, end):
+        yield start, part, sizes
+        start += len(sizes)
 
 
 def to_stream(table: pa.Table, codec: str = "none") -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from farcall_analytics.model import Estimate, Infeasible, Method, Plan, Shuffle, estimate
@@ -40,9 +40,8 @@ class Choice:
 
     def explain(self) -> str:
         """A table: the best plan with ``*`` first, and why others cannot be used."""
-        rows = [_HEADING, *(_row(each, mark="* "[each is not self.best]) for each in (self.best, *self.others))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        rows = [_row(each, mark="* "[each is not self.best]) for each in (self.best, *self.others)]
+        lines = [table_text(_HEADING, rows)]
         return "\n".join([*lines, *(f"no {name}: {reason}" for name, reason in self.refused)])
 
 
@@ -132,8 +131,8 @@ def _missed(options: Sequence[Option], deadline_s: float | None, budget: float |
     found = nearest.estimate
     return (
         f"no plan keeps {' and '.join(filter(None, wanted))}; the nearest one, {name_of(nearest.plan)}, takes "
-        f"{_number(found.seconds)} s ({_number(found.low_s)} to {_number(found.high_s)}) and "
-        f"{_number(found.dollars)} dollars"
+        f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)}) and "
+        f"{number_text(found.dollars)} dollars"
     )
 
 
@@ -142,26 +141,35 @@ _HEADING: Final = ("", "method", "storage", "workers", "memory", "rounds", "time
 
 def _row(option: Option, *, mark: str) -> tuple[str, ...]:
     plan, found = option.plan, option.estimate
-    storage = f"{plan.tier} + {plan.fast_tier} {_bytes(plan.fast_bytes)}" if plan.fast_tier else plan.tier
+    storage = f"{plan.tier} + {plan.fast_tier} {bytes_text(plan.fast_bytes)}" if plan.fast_tier else plan.tier
     rounds = next((phase for phase in found.phases if phase.repeats > 1), None)
     return (
         mark,
         plan.method,
         storage if plan.codec.name == "none" else f"{storage}, {plan.codec.name}",
         str(plan.parallel),
-        _bytes(plan.memory),
+        bytes_text(plan.memory),
         "1" if rounds is None else str(rounds.repeats),
-        f"{_number(found.seconds)} s ({_number(found.low_s)} to {_number(found.high_s)})",
-        _number(found.dollars),
+        f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)})",
+        number_text(found.dollars),
         found.limited_by,
     )
 
 
-def _number(value: float) -> str:
+def table_text(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in columns."""
+    every = [tuple(heading), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in every)
+
+
+def number_text(value: float) -> str:
+    """A number, short."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def _bytes(size: float) -> str:
+def bytes_text(size: float) -> str:
+    """A size with its unit."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"

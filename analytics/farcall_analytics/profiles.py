@@ -104,9 +104,11 @@ class Profile:
     :param tiers: by name.
     :param codecs: that may be used.
     :param error: of predictions: what 90 % of measured stages differ by at most, as a part of the prediction.
+    :param note: for those who read a plan: where the numbers come from.
     """
 
     workers: Workers
     tiers: Mapping[str, Tier]
     codecs: tuple[Codec, ...] = (NO_CODEC,)
     error: float = 0.15
+    note: str = ""

@@ -46,7 +46,8 @@ class Task(NamedTuple):
 
     :param name: differs from that of each other task of the job; ``attempt``: from that of each other attempt.
     :param fragment: a Substrait plan; ``schema``: of its rows.
-    :param exchange: how rows are divided, into so many ``partitions``.
+    :param exchange: how rows are divided, into so many ``partitions``, with ``per_block`` of them in a block where a
+        storage has more than one block of a task.
     :param ways: the storages of the job; ``to``: that to which rows go.
     :param bounds: of ranges, as an Arrow stream.
     :param output: a file to which rows are written instead of the storage.
@@ -64,6 +65,7 @@ class Task(NamedTuple):
     ways: tuple[Way, ...]
     to: int = 0
     partitions: int = 1
+    per_block: int = 1
     bounds: bytes = b""
     output: str = ""
     memory: int | None = None
@@ -91,7 +93,8 @@ class Regroup(NamedTuple):
 
 class Done(NamedTuple):
     """What a task has done. ``size``: bytes that it has written, or that its rows have in memory; durations are
-    seconds. ``reused``: whether it was an earlier attempt. ``sample``: of its keys, as an Arrow stream."""
+    seconds. ``reused``: whether it was an earlier attempt. ``sample``: of its keys, as an Arrow stream.
+    ``raw_size``: bytes of its rows in memory."""
 
     written: Written | None
     rows: int
@@ -101,6 +104,7 @@ class Done(NamedTuple):
     written_s: float = 0.0
     reused: bool = False
     sample: bytes = b""
+    raw_size: int = 0
 
     @property
     def busy_s(self) -> float:
@@ -125,8 +129,8 @@ def run_task(task: Task) -> Done:
         return _done(None, rows, table.nbytes, started, read_at, computed_at)
     parts = _divide(task, table)
     computed_at = time.monotonic()
-    written = write_tables(task.ways, task.to, task.name, task.attempt, parts)
-    return _done(written, rows, written.size, started, read_at, computed_at)
+    written = write_tables(task.ways, task.to, task.name, task.attempt, parts, per_block=task.per_block)
+    return _done(written, rows, written.size, started, read_at, computed_at)._replace(raw_size=table.nbytes)
 
 
 def regroup_task(task: Regroup) -> Done:
@@ -137,7 +141,7 @@ def regroup_task(task: Regroup) -> Done:
         if found is not None:
             return Done(found, 0, found.size, reused=True)
     started = time.monotonic()
-    pieces = [read_pieces(task.ways, task.written, number) for number in range(task.first, task.last)]
+    pieces = read_pieces(task.ways, task.written, task.first, task.last)
     read_at = time.monotonic()
     written = write_pieces(task.ways, 0, task.name, task.attempt, pieces, first=task.first)
     return _done(written, 0, written.size, started, read_at, read_at)

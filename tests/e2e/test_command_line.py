@@ -14,6 +14,7 @@ import pytest
 
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.support.analytics_data import big_data
 from tests.waiting import WAIT_S
 
 SCRIPT = """
@@ -75,3 +76,24 @@ def test_command_line_workflow(farcall: Farcall, endpoint: LocalEndpoint) -> Non
     assert "online" in farcall("endpoints", "status", endpoint.endpoint_id)
     farcall("logout")
     farcall("tasks", "ls", code=78)
+
+
+def test_storages_are_measured_and_queries_explained(farcall: Farcall, endpoint: LocalEndpoint, tmp_path: Path) -> None:
+    big_data(tmp_path / "big")
+    storage = ("--storage", f"file://{tmp_path}/blocks")
+    (tmp_path / "query.sql").write_text("select dest_url, sum(ad_revenue) as revenue from visits group by dest_url")
+    tables = ("--table", f"visits={tmp_path}/big/visits/*.parquet")
+    before = farcall("analytics", "explain", "query.sql", *tables, *storage)
+    assert before.splitlines()[1].startswith("* ")
+    assert "Nothing was measured here" in before
+    measured = farcall("analytics", "profile", endpoint.name, *storage)
+    assert measured.splitlines()[-1].startswith("shared files\t")
+    assert farcall("analytics", "profile", endpoint.name, *storage) == measured, "it is kept"
+    after = farcall(
+        "analytics", "explain", "-", "-e", endpoint.name, *tables, *storage, given="select 1 as a from visits"
+    )
+    assert "measured" not in after
+    late = farcall("analytics", "explain", "query.sql", *tables, *storage, "--deadline", "1e-6", code=78)
+    assert late == ""
+    farcall("analytics", "explain", "query.sql", "--table", "visits", *storage, code=78)
+    farcall("analytics", "explain", "no.sql", *tables, *storage, code=78)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,10 @@ def big_data(directory: Path, *, pages: int = 2_000, visits: int = 20_000) -> Ma
         "rankings": files(directory / "rankings", rankings, count=2, group_rows=500),
         "visits": files(directory / "visits", found, count=4, group_rows=2_000),
     }
+
+
+class NoExecutor:
+    """Of plans that do not run."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        raise AssertionError(f"{fn}{args} is not to run")

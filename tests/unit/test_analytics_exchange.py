@@ -44,19 +44,43 @@ def write(kind: str, blocks: Blocks, name: str, attempt: str, partitions: Sequen
     return write_pairs(blocks, name, attempt, partitions)
 
 
-def contents(blocks: Blocks, written: Sequence[Written], count: int) -> list[list[bytes]]:
-    return [[bytes(blocks.read(each.part(number))) for each in written] for number in range(count)]
+def contents(blocks: Blocks, written: Sequence[Written], count: int, *, step: int = 1) -> list[list[bytes]]:
+    """What each partition is, of each task, if so many are read at once."""
+    found: list[list[bytes]] = [[] for _ in range(count)]
+    for each in written:
+        for first in range(0, count, step):
+            place = first
+            for part, sizes in each.parts(first, min(first + step, count)):
+                data = bytes(blocks.read(part))
+                for size in sizes:
+                    found[place].append(data[:size])
+                    data, place = data[size:], place + 1
+                assert data == b""
+    return found
 
 
-@given(st.sampled_from(["combined", "pairs"]), PARTITIONS, st.integers(1, 4))
+@given(st.sampled_from(["combined", "pairs"]), PARTITIONS, st.integers(1, 4), st.integers(1, 8))
 def test_each_partition_is_read_as_each_task_has_written_it(
-    kind: str, partitions: list[list[bytes]], tasks: int
+    kind: str, partitions: list[list[bytes]], tasks: int, step: int
 ) -> None:
     with open_blocks("memory:") as blocks:
         written = [write(kind, blocks, f"job/{task}", "a", partitions) for task in range(tasks)]
         expected = [[b"".join(pieces)] * tasks for pieces in partitions]
-        assert contents(blocks, written, len(partitions)) == expected
+        assert contents(blocks, written, len(partitions), step=step) == expected
         assert len(list(blocks.names("job/"))) == tasks * (1 if kind == "combined" else len(partitions) + 1)
+
+
+@given(PARTITIONS, st.integers(1, 8), st.integers(1, 8))
+def test_blocks_of_several_partitions_are_read_whole_or_in_part(
+    partitions: list[list[bytes]], per_block: int, step: int
+) -> None:
+    with open_blocks("memory:") as blocks:
+        written = write_pairs(blocks, "job/0", "a", partitions, per_block=per_block)
+        assert contents(blocks, [written], len(partitions), step=step) == [[b"".join(each)] for each in partitions]
+        assert len(list(blocks.names("job/"))) == math.ceil(len(partitions) / per_block) + 1
+        for first in range(0, len(partitions), per_block):
+            parts = list(written.parts(first, min(first + per_block, len(partitions))))
+            assert [part.end for part, _ in parts] == [None], "a whole block is one request without a range"
 
 
 @pytest.mark.parametrize("kind", ["combined", "pairs"])
@@ -110,7 +134,7 @@ def test_what_is_no_block_of_partitions_is_refused() -> None:
         with pytest.raises(ObjectGone):
             read_combined(blocks, "job/0", 50)
         with pytest.raises(ObjectGone):
-            blocks.read(Written("job/none", (0, 5)).part(0))
+            contents(blocks, [Written("job/none", (0, 5))], 1)
 
 
 # -- shaper ------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ _MISSING: Final[Mapping[str, Deferred]] = {
     for name, help_ in (
         ("local", "A cloud tier on this machine (needs farcall-local)."),
         ("cloud", "A cloud tier in your AWS account (needs farcall-infra)."),
+        ("analytics", "Queries on large tables (needs farcall-analytics)."),
     )
 }
 
@@ -116,6 +117,11 @@ def local_is_missing() -> None:
 def cloud_is_missing() -> None:
     """A cloud tier in your AWS account (needs farcall-infra)."""
     raise _missing("cloud tier's installer", "farcall-infra")
+
+
+def analytics_is_missing() -> None:
+    """Queries on large tables (needs farcall-analytics)."""
+    raise _missing("package for queries", "farcall-analytics")
 
 
 def _missing(what: str, package: str) -> ConfigurationError:

@@ -1,0 +1,535 @@
+"""Plans of jobs: by which method, and into how many partitions, the rows of each stage are exchanged. No I/O, no clock.
+
+The rows that a stage reads from earlier ones are one exchange. A choice for one of them changes little for the others,
+so each is chosen on its own, by its seconds and dollars; how many dollars a second is worth is the same for all of
+them, and such that the job as a whole keeps a deadline or a budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from farcall_analytics import model
+from farcall_analytics.model import Estimate, Infeasible, Legs, Method, Phase, PhaseTime, Plan, Shuffle, Transfer, Work
+from farcall_analytics.planner import NoPlan, Objective, bytes_text, number_text, table_text
+from farcall_analytics.profiles import NO_CODEC, Codec, Profile
+from farcall_analytics.stages import Query, Source, Stage
+
+_SMALL: Final = 1e6
+"""Bytes up to which nothing is compared: one method is as good as another one."""
+_ROUND_PARTS: Final = (0.025, 0.05, 0.1, 0.2, 0.5)
+"""Of the data, which a round of a hybrid exchange takes."""
+_MOST_WIDER: Final = 4.0
+"""Times the workers, up to which numbers of partitions are compared."""
+_WEIGHTS: Final = tuple(10.0 ** (place / 4) for place in range(-48, 17))
+"""Dollars that a second may be worth."""
+_TRUST: Final = 0.5
+"""Of a new measurement; the rest is that of what was measured before."""
+_LEAST_COMPARED: Final = 4e6
+"""Bytes of a task from which its bandwidth counts."""
+_FASTEST: Final = math.inf
+
+
+class Step(NamedTuple):
+    """How the rows that a stage reads from others are exchanged.
+
+    :param partitions: its tasks. ``fast_bytes``: of a round of ``hybrid``. ``rounds``: how many there are.
+    """
+
+    method: Method = Method.COMBINED
+    partitions: int = 1
+    codec: str = NO_CODEC.name
+    fast_bytes: float = 0.0
+    rounds: int = 1
+
+
+class Facts(NamedTuple):
+    """What is known of a table: the tasks that read it, and its bytes."""
+
+    tasks: int
+    size: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a plan may be, and what it is to be best at. None: the model chooses.
+
+    :param tier, fast_tier: the storages, by their names in the profile; the second one may be missing.
+    :param partition_bytes: of rows that one task puts together, from which the number of partitions follows.
+    :param deadline_s: that the whole job keeps in 95 % of cases. ``budget``: in dollars.
+    """
+
+    tier: str
+    fast_tier: str = ""
+    method: Method | None = None
+    codec: str | None = None
+    partitions: int | None = None
+    partition_bytes: float | None = None
+    most_partitions: int = 1_000
+    fast_bytes: float | None = None
+    copies_after: float | None = None
+    objective: Objective = "cheapest"
+    deadline_s: float | None = None
+    budget: float | None = None
+
+
+class StagePlan(NamedTuple):
+    """A stage in a plan. ``size``: bytes that it passes on. ``step``: how it gets its rows; None of tables."""
+
+    number: int
+    tasks: int
+    size: float
+    step: Step | None
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPlan:
+    """What a job is expected to take, by stage, and what else was compared.
+
+    :param weight: dollars that a second is worth; infinite: only time counts.
+    :param others: plans with one method everywhere, by method and storage.
+    :param refused: why a method cannot be used.
+    """
+
+    estimate: Estimate
+    stages: tuple[StagePlan, ...]
+    weight: float
+    limits: Limits
+    others: tuple[tuple[str, JobPlan], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+    def explain(self) -> str:
+        """Tables: the plan with ``*`` beside others, why some cannot be used, and the stages of the plan."""
+        rows = [_row("* ", self), *(_row("", each) for _, each in self.others)]
+        lines = [table_text(_HEADING, rows), *(f"no {name}: {reason}" for name, reason in self.refused)]
+        lines += ["", table_text(_STAGE_HEADING, map(_stage_row, self.stages))]
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+
+@dataclasses.dataclass
+class _Option:
+    step: Step
+    seconds: float
+    dollars: float
+
+
+class JobPlanner:
+    """Chooses the steps of one job, with what was measured of it so far.
+
+    :param tables: of the query, by name.
+    :raises Infeasible: if a storage or a codec is not in the profile.
+    """
+
+    def __init__(self, query: Query, tables: Mapping[str, Facts], profile: Profile, limits: Limits) -> None:
+        for name in filter(None, (limits.tier, limits.fast_tier)):
+            if name not in profile.tiers:
+                raise Infeasible(f"{name} was not measured")
+        self._query = query
+        self._tables = tables
+        self._profile = profile
+        self._limits = limits
+        self._measured: dict[int, float] = {}
+        self._sizes: dict[int, float] = {}
+        self._consumers = [each for each in query.stages if any(map(self._is_divided, each.sources))]
+        self._steps: dict[int, Step] = {}
+        self._refused: dict[str, str] = {}
+        self._found: dict[tuple[float, int], list[_Option]] = {}
+        self.made: JobPlan
+        """The newest plan."""
+
+    # -- the plan ------------------------------------------------------------------------------------------------------
+
+    def plan(self) -> JobPlan:
+        """The best plan.
+
+        :raises NoPlan: if none keeps deadline and budget, with the nearest one.
+        """
+        self.made = self._best()
+        return self.made
+
+    def compared(self) -> JobPlan:
+        """The best plan, beside others."""
+        best = self.plan()
+        names: dict[str, Callable[[Step], bool]] = {}
+        for option in (each for consumer in self._consumers for each in self._options(consumer, {})):
+            names.setdefault(self._name(option.step), lambda step, method=option.step.method: step.method is method)  # type: ignore[misc]
+        others = []
+        for name, allowed in names.items():
+            steps = self._choose(best.weight, allowed)
+            if steps != {each.number: each.step for each in best.stages if each.step is not None}:
+                others.append((name, self._estimated(steps, best.weight)))
+        rank = _rank(best.weight)
+        others.sort(key=lambda each: rank(each[1].estimate.seconds, each[1].estimate.dollars))
+        return dataclasses.replace(best, others=tuple(others), refused=tuple(self._refused.items()))
+
+    def step(self, consumer: int) -> Step:
+        """How a stage gets its rows, by the sizes that are known now. Always the same one from the first time on."""
+        if consumer not in self._steps:
+            found = self._query.stages[consumer]
+            self._steps[consumer] = self._chosen(found, self.made.weight, self._steps, None)
+        return self._steps[consumer]
+
+    def keep(self, consumer: int, step: Step) -> None:
+        """Use a step that was chosen before."""
+        self._steps[consumer] = step
+
+    def tasks(self, stage: Stage, steps: Mapping[int, Step] | None = None) -> int:
+        """Of a stage."""
+        for source in stage.sources:
+            if source.table:
+                return self._tables[source.table].tasks
+        if not any(map(self._is_divided, stage.sources)):
+            return 1
+        if steps is not None and stage.number in steps:
+            return steps[stage.number].partitions
+        return self.step(stage.number).partitions
+
+    # -- what is measured ----------------------------------------------------------------------------------------------
+
+    def size(self, number: int) -> float:
+        """Bytes that a stage passes on: as measured, or as estimated, corrected by what was measured before it."""
+        if number not in self._sizes:
+            stage = self._query.stages[number]
+            sources = [each.stage for each in stage.sources if not each.table]
+            expected = sum(self._query.stages[each].size for each in sources)
+            found = sum(map(self.size, sources))
+            self._sizes[number] = stage.size * (found / expected if expected else 1.0)
+        return self._sizes[number]
+
+    def measured(self, number: int, size: float) -> None:
+        """Correct the size of a stage by what it has passed on, and with it those of the stages behind."""
+        self._measured[number] = size
+        self._sizes = dict(self._measured)
+
+    def measured_reads(self, tasks: int, size: float, seconds: float) -> None:
+        """Correct the bandwidth for reads by that of some tasks, all together. ``seconds``: the sum of theirs."""
+        self._compare("read_bytes_per_s", tasks, size, seconds)
+
+    def measured_writes(self, tasks: int, size: float, seconds: float) -> None:
+        """The same for writes."""
+        self._compare("write_bytes_per_s", tasks, size, seconds)
+
+    def _compare(self, name: str, tasks: int, size: float, seconds: float) -> None:
+        if size < tasks * _LEAST_COMPARED or seconds <= 0:
+            return  # requests took the time
+        profile = self._profile
+        tier = profile.tiers[self._limits.tier]
+        curve = getattr(tier, name)
+        memory = profile.workers.memories[0]
+        together = min(tasks, profile.workers.most)
+        expected = min(curve.at(memory), tier.total_bytes_per_s / together)
+        factor = (size / seconds / expected) ** _TRUST
+        corrected = dataclasses.replace(
+            tier, **{name: curve.scaled(factor)}, total_bytes_per_s=tier.total_bytes_per_s * factor
+        )
+        self._profile = dataclasses.replace(profile, tiers={**profile.tiers, tier.name: corrected})
+        self._found.clear()
+
+    # -- choices -------------------------------------------------------------------------------------------------------
+
+    def _best(self) -> JobPlan:
+        limits = self._limits
+
+        def keeps(found: JobPlan) -> bool:
+            in_time = limits.deadline_s is None or found.estimate.high_s <= limits.deadline_s
+            return in_time and (limits.budget is None or found.estimate.dollars <= limits.budget)
+
+        weights: Iterator[float] = iter((0.0, *_WEIGHTS, _FASTEST))
+        if limits.objective == "fastest":
+            weights = reversed((0.0, *_WEIGHTS, _FASTEST))
+        if limits.deadline_s is None and limits.budget is None:
+            weights = itertools.islice(weights, 1)
+        tried: list[JobPlan] = []
+        for weight in weights:
+            steps = self._choose(weight)
+            if not tried or steps != {each.number: each.step for each in tried[-1].stages if each.step is not None}:
+                tried.append(self._estimated(steps, weight))
+                if keeps(tried[-1]):
+                    return tried[-1]
+        nearest = min(
+            tried,
+            key=lambda each: (
+                limits.budget is not None and each.estimate.dollars > limits.budget,
+                each.estimate.high_s,
+            ),
+        )
+        wanted = [
+            f"{limits.deadline_s:g} s" if limits.deadline_s is not None else "",
+            f"{limits.budget:g} dollars" if limits.budget is not None else "",
+        ]
+        raise NoPlan(
+            f"no plan keeps {' and '.join(filter(None, wanted))}; the nearest one takes {_seconds(nearest.estimate)} "
+            f"and {number_text(nearest.estimate.dollars)} dollars"
+        )
+
+    def _choose(self, weight: float, allowed: Callable[[Step], bool] | None = None) -> dict[int, Step]:
+        steps: dict[int, Step] = {}
+        for consumer in self._consumers:
+            steps[consumer.number] = self._chosen(consumer, weight, steps, allowed)
+        return steps
+
+    def _chosen(
+        self, consumer: Stage, weight: float, steps: Mapping[int, Step], allowed: Callable[[Step], bool] | None
+    ) -> Step:
+        options = self._options(consumer, steps)
+        if not options:
+            raise NoPlan("; ".join(f"{name}: {reason}" for name, reason in self._refused.items()))
+        rank = _rank(weight)
+        own = [each for each in options if allowed is None or allowed(each.step)] or options
+        return min(own, key=lambda each: rank(each.seconds, each.dollars)).step
+
+    def _options(self, consumer: Stage, steps: Mapping[int, Step]) -> list[_Option]:
+        """All steps that are possible for a stage, with the seconds and dollars of the exchange alone."""
+        inputs = [self._query.stages[each.stage] for each in consumer.sources if self._is_divided(each)]
+        size = sum(self.size(each.number) for each in inputs)
+        writers = sum(self.tasks(each, steps) if each.number in steps or self._is_fixed(each) else 1 for each in inputs)
+        if (size, writers) not in self._found:
+            self._found[size, writers] = list(self._compute_options(Shuffle(size, writers=writers)))
+        return self._found[size, writers]
+
+    def _compute_options(self, shuffle: Shuffle) -> Iterator[_Option]:
+        refused: dict[str, str] = {}
+        possible = set()
+        for step in self._candidates(shuffle.size):
+            try:
+                estimate = model.estimate(shuffle, self._exchange(step), self._profile)
+            except Infeasible as error:
+                refused[self._name(step)] = str(error)
+                continue
+            possible.add(self._name(step))
+            yield _Option(step, estimate.seconds, estimate.dollars)
+        self._refused |= {name: reason for name, reason in refused.items() if name not in possible}
+
+    def _is_fixed(self, stage: Stage) -> bool:
+        """Whether the number of its tasks does not depend on a step."""
+        return not any(map(self._is_divided, stage.sources)) or any(each.table for each in stage.sources)
+
+    def _candidates(self, size: float) -> Iterator[Step]:
+        limits, is_small = self._limits, size <= _SMALL
+        codecs = [each.name for each in self._profile.codecs if limits.codec in (None, each.name)]
+        methods: list[tuple[Method, float]] = []
+        for method in (Method.COMBINED, Method.SLOW, Method.TWO_LEVEL, Method.FAST, Method.HYBRID):
+            if limits.method not in (None, method) or (is_small and limits.method is None and methods):
+                continue
+            if method is Method.HYBRID and limits.fast_tier:
+                sizes = [limits.fast_bytes] if limits.fast_bytes else [part * size for part in _ROUND_PARTS]
+                methods += [(method, each) for each in sizes]
+            elif method is not Method.HYBRID and (limits.fast_tier or method is not Method.FAST):
+                methods.append((method, 0.0))
+        for (method, fast_bytes), partitions, codec in itertools.product(
+            methods, self._partitions(size), codecs[:1] if is_small else codecs
+        ):
+            rounds = math.ceil(size * self._codec(codec).ratio / fast_bytes) if fast_bytes else 1
+            yield Step(method, partitions, codec, fast_bytes, max(1, rounds))
+
+    def _partitions(self, size: float) -> Sequence[int]:
+        limits, workers = self._limits, self._profile.workers
+        most = limits.most_partitions
+        if limits.partitions is not None:
+            return [min(limits.partitions, most)]
+        if limits.partition_bytes is not None:
+            return [min(max(1, math.ceil(size / limits.partition_bytes)), most)]
+        least = max(1, math.ceil(size / (workers.memories[0] * workers.data_part)))
+        widest = max(least, round(workers.most * _MOST_WIDER))
+        steps = range(math.ceil(math.log2(widest / least) * 2) + 1)
+        found = {round(least * 2 ** (step / 2)) for step in steps} | {workers.most}
+        return sorted({min(each, most) for each in found if least <= each <= widest})
+
+    def _exchange(self, step: Step) -> Plan:
+        limits, workers = self._limits, self._profile.workers
+        tier = limits.fast_tier if step.method is Method.FAST else limits.tier
+        fast_tier = limits.fast_tier if step.method is Method.HYBRID else ""
+        return Plan(
+            step.method,
+            tier,
+            workers.memories[0],
+            workers.most,
+            fast_tier,
+            step.fast_bytes,
+            self._codec(step.codec),
+            limits.copies_after,
+            step.partitions,
+        )
+
+    def _codec(self, name: str) -> Codec:
+        return next(each for each in self._profile.codecs if each.name == name)
+
+    def _name(self, step: Step) -> str:
+        plan = self._exchange(step)
+        return f"{plan.method} {plan.tier}{f' + {plan.fast_tier}' if plan.fast_tier else ''}"
+
+    # -- the whole job -------------------------------------------------------------------------------------------------
+
+    def _estimated(self, steps: Mapping[int, Step], weight: float) -> JobPlan:
+        """What a job takes: stages of the same depth run at the same time, as far as there are workers."""
+        profile = self._profile
+        memory = profile.workers.memories[0]
+        stored = self._stored(steps)
+        depths: dict[int, int] = {}
+        levels: dict[int, list[int]] = {}
+        phases = {each.number: self._phases(each, steps) for each in self._query.stages}
+        for stage in self._query.stages:
+            depths[stage.number] = 1 + max((depths[each.stage] for each in stage.sources if not each.table), default=-1)
+            levels.setdefault(depths[stage.number], []).append(stage.number)
+        times: list[PhaseTime] = []
+        flat: list[Phase] = []
+        seconds: dict[int, float] = {}
+        for depth in sorted(levels):
+            own: list[PhaseTime] = []
+            load_s = 0.0
+            for number in levels[depth]:
+                found = model.times_of(
+                    phases[number],
+                    profile,
+                    memory,
+                    stored,
+                    copies_after=self._limits.copies_after,
+                    starts=not flat,
+                )
+                seconds[number] = sum(each.seconds for each in found)
+                load_s += sum(time.seconds * phase.at_a_time for phase, time in zip(phases[number], found, strict=True))
+                own += found
+                flat += phases[number]
+            longest_s = max(seconds[number] for number in levels[depth])
+            part = max(longest_s, load_s / profile.workers.most) / sum(each.seconds for each in own)
+            times += [_scaled(each, part) for each in own]
+        dollars = model.dollars_of(flat, times, profile, memory, stored)
+        stages = tuple(
+            StagePlan(
+                each.number,
+                self.tasks(each, steps),
+                self.size(each.number),
+                steps.get(each.number),
+                seconds[each.number],
+            )
+            for each in self._query.stages
+        )
+        return JobPlan(model.sum_of(times, dollars, profile), stages, weight, self._limits, note=profile.note)
+
+    def _stored(self, steps: Mapping[int, Step]) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for consumer in self._consumers:
+            size = sum(self.size(each.stage) for each in consumer.sources if not each.table)
+            for name, own in model.stored_by(Shuffle(size), self._exchange(steps[consumer.number])).items():
+                found[name] = found.get(name, 0.0) + own
+        return found
+
+    def _phases(self, stage: Stage, steps: Mapping[int, Step]) -> tuple[Phase, ...]:
+        """The phases of a stage: what its tasks read, compute and write, and what is done behind it."""
+        profile, limits, size = self._profile, self._limits, self.size(stage.number)
+        tasks = self.tasks(stage, steps)
+        transfers: list[Transfer] = []
+        work: list[Work] = []
+        for source in stage.sources:
+            if source.table:
+                read = self._tables[source.table].size
+                transfers.append(Transfer(limits.tier, tasks, read, is_write=False))
+                work.append(Work(read, profile.workers.partition_bytes_per_s))
+                continue
+            writer = self._query.stages[source.stage]
+            moved = self.size(source.stage)
+            if self._is_divided(source):
+                legs = self._legs(writer, steps)
+                codec = self._codec(steps[stage.number].codec)
+                transfers += [legs.read] if legs.read is not None else []
+            else:
+                readers = tasks if source.whole else 1
+                requests, moved = self.tasks(writer, steps) * readers, moved * readers
+                codec = NO_CODEC
+                transfers.append(Transfer(limits.tier, requests, moved, is_write=False))
+            work += model.combine_work(moved, codec, profile.workers)
+        parallel = profile.workers.most
+        if stage.exchange is None or not self._is_divided(self._reader(stage)):
+            transfers.append(Transfer(limits.tier, tasks, max(size, 1.0), is_write=True))
+            return (Phase(_phase(stage), tasks, min(parallel, tasks), tuple(transfers), tuple(work)),)
+        legs = self._legs(stage, steps)
+        codec = self._codec(steps[self._query.consumer(stage.number).number].codec)
+        work += model.partition_work(size, codec, profile.workers)
+        own = model.in_rounds(_phase(stage), tasks, parallel, tuple(transfers), tuple(work), legs)
+        return own, *legs.between
+
+    def _legs(self, writer: Stage, steps: Mapping[int, Step]) -> Legs:
+        step = steps[self._query.consumer(writer.number).number]
+        shuffle = Shuffle(max(self.size(writer.number), 1.0), writers=self.tasks(writer, steps))
+        return model.legs_of(shuffle, self._exchange(step), self._profile.workers)
+
+    def _reader(self, stage: Stage) -> Source:
+        consumer = self._query.consumer(stage.number)
+        return next(each for each in consumer.sources if each.stage == stage.number and not each.table)
+
+    def _is_divided(self, source: Source) -> bool:
+        return is_divided(self._query, source)
+
+
+def is_divided(query: Query, source: Source) -> bool:
+    """Whether each task of a stage reads a partition of its own."""
+    if source.table:
+        return False
+    exchange = query.stages[source.stage].exchange
+    return not source.whole and exchange is not None and exchange.kind != "single"
+
+
+def _rank(weight: float) -> Callable[[float, float], tuple[float, float]]:
+    """Orders by seconds and dollars."""
+    if weight == _FASTEST:
+        return lambda seconds, dollars: (seconds, dollars)
+    return lambda seconds, dollars: (dollars + weight * seconds, seconds)
+
+
+def _scaled(time: PhaseTime, part: float) -> PhaseTime:
+    parts = {name: each * part for name, each in time.parts.items()}
+    return PhaseTime(time.name, time.seconds * part, time.low_s * part, time.high_s * part, parts, time.repeats)
+
+
+def _phase(stage: Stage) -> str:
+    return f"stage {stage.number + 1}"
+
+
+_HEADING: Final = ("", "method", "storage", "partitions", "rounds", "time (90 %)", "dollars", "limited by")
+_STAGE_HEADING: Final = ("stage", "tasks", "rows from", "passes on", "seconds")
+
+
+def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
+    steps = [each.step for each in plan.stages if each.step is not None]
+    widest = max(steps, key=lambda each: each.partitions, default=Step())
+    methods = sorted({str(each.method) for each in steps}) or ["one stage"]
+    memory = max((each.fast_bytes for each in steps), default=0.0)
+    limits = plan.limits
+    tiers = {limits.fast_tier if each.method is Method.FAST else limits.tier for each in steps} or {limits.tier}
+    storage = " and ".join(sorted(tiers)) + (f" + {limits.fast_tier} {bytes_text(memory)}" if memory else "")
+    codecs = sorted({each.codec for each in steps if each.codec != NO_CODEC.name})
+    rounds = max((each.repeats for each in plan.estimate.phases), default=1)
+    return (
+        mark,
+        ", ".join(methods),
+        ", ".join([storage, *codecs]),
+        str(widest.partitions),
+        str(rounds),
+        _seconds(plan.estimate),
+        number_text(plan.estimate.dollars),
+        plan.estimate.limited_by,
+    )
+
+
+def _stage_row(stage: StagePlan) -> tuple[str, ...]:
+    if stage.step is None:
+        source = "tables"
+    else:
+        source = f"{stage.step.method}{'' if stage.step.codec == NO_CODEC.name else f', {stage.step.codec}'}"
+    return (
+        str(stage.number + 1),
+        str(stage.tasks),
+        source,
+        bytes_text(stage.size),
+        number_text(stage.seconds),
+    )
+
+
+def _seconds(found: Estimate) -> str:
+    return f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)})"

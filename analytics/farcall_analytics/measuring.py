@@ -1,0 +1,262 @@
+"""Measuring: what an endpoint's workers and storages do, by tasks on these workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import resource
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from farcall_analytics import engine
+from farcall_analytics.attempts import Executor
+from farcall_analytics.curves import Curve, Slowdowns, constant
+from farcall_analytics.passing import from_stream, to_stream
+from farcall_analytics.prices import HOUR_S, WorkerPrice
+from farcall_analytics.profile_files import assumed_tier, tier_name
+from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
+from farcall_analytics.shaper import open_storage
+from farcall_common.objects.blocks import Part
+
+T = TypeVar("T")
+
+KB, MB = 10**3, 10**6
+_SIZES: Final = (10 * KB, 100 * KB, 1 * MB, 8 * MB)
+_SMALL: Final = 100 * KB
+"""Up to this size requests are counted, above it bytes."""
+_SECONDS: Final = 0.5
+"""Of each measurement on each worker."""
+_HELD_S: Final = 0.25
+"""For which a worker is held while they are counted."""
+_MOST_WORKERS: Final = 1_024
+_WAVES: Final = 4
+_ROWS: Final = 400_000
+_WORDS: Final = 1_000
+_LEAST_LIMIT: Final = 0.8
+"""Of what all workers would have together if each had what one alone has: above that, they do not share a limit."""
+_ERROR: Final = 0.2
+"""Of predictions: what 90 % of measured stages differ by at most, before stages have said more."""
+_SHARE_OF_MEMORY: Final = 0.25
+
+
+class Worker(NamedTuple):
+    """A worker: host and process, and the bytes of memory of its host and its own limit."""
+
+    host: str
+    process: int
+    host_memory: float
+    memory: float
+
+
+class Rates(NamedTuple):
+    """Bytes per second that a processor partitions and combines, and what codecs do."""
+
+    partition: float
+    combine: float
+    codecs: tuple[Codec, ...]
+
+
+class Probe(NamedTuple):
+    """Requests of a worker to a storage."""
+
+    requests: int
+    seconds: float
+
+
+def measure(
+    executor: Executor,
+    urls: Sequence[str],
+    *,
+    dollars_per_hour: float = 0.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Profile:
+    """Measure workers, and from there the storages at these addresses. It takes about ten seconds for each storage.
+
+    :param dollars_per_hour: what a worker costs.
+    :param progress: called with what is measured next.
+    """
+    progress("workers")
+    workers = find_workers(executor)
+    count = len(workers)
+    list(_results(executor, _nothing, range(count)))
+    started = time.monotonic()
+    list(_results(executor, _nothing, range(count * _WAVES)))
+    call_s = (time.monotonic() - started) / _WAVES
+    progress("processors")
+    rates = list(_results(executor, compute_rates, range(count)))
+    tiers = {}
+    slowdowns = Slowdowns()
+    for number, url in enumerate(urls):
+        progress(tier_name(url))
+        tier, durations = measure_tier(executor, url, count)
+        tiers[tier.name] = tier
+        if not number:
+            slowdowns = Slowdowns.of(durations)
+    memory = min(each.memory for each in workers)
+    price = WorkerPrice(byte_s=dollars_per_hour / HOUR_S / memory)
+    found = Workers(
+        memories=(memory,),
+        most=count,
+        call_s=call_s,
+        partition_bytes_per_s=statistics.median(each.partition for each in rates),
+        combine_bytes_per_s=statistics.median(each.combine for each in rates),
+        data_part=_SHARE_OF_MEMORY,
+        slowdowns=slowdowns,
+        price=price,
+    )
+    return Profile(found, tiers, (NO_CODEC, *rates[0].codecs), error=_ERROR)
+
+
+def find_workers(executor: Executor) -> list[Worker]:
+    """The workers that run at a time, with their part of the memory of their host."""
+    tasks = 8
+    while True:
+        found = {(each.host, each.process): each for each in _results(executor, hold, [_HELD_S] * tasks)}
+        if len(found) <= tasks / 2 or tasks >= _MOST_WORKERS:
+            break
+        tasks *= 2
+    hosts = [each.host for each in found.values()]
+    return [
+        each._replace(memory=min(each.memory, each.host_memory / hosts.count(each.host))) for each in found.values()
+    ]
+
+
+def measure_tier(executor: Executor, url: str, workers: int) -> tuple[Tier, list[float]]:
+    """A storage as so many workers have it; and how long each of them took for the same bytes."""
+    alone = _probes(executor, url, 1)
+    together = _probes(executor, url, workers)
+    bandwidth, total, requests = {}, {}, {}
+    for is_write in (False, True):
+        one = max(_rate(alone[size][is_write]) * size for size in _SIZES if size > _SMALL)
+        every = max(_rate(together[size][is_write]) * size for size in _SIZES if size > _SMALL)
+        bandwidth[is_write] = one
+        total[is_write] = every if every < _LEAST_LIMIT * one * workers else float("inf")
+        points = [(float(size), _rate(together[size][is_write])) for size in _SIZES if size <= _SMALL]
+        requests[is_write] = Curve((*points, (float(_SIZES[-1]), points[-1][1])))
+    first = alone[_SIZES[0]][False]
+    latency_s = sum(each.seconds for each in first) / sum(each.requests for each in first)
+    tier = dataclasses.replace(
+        assumed_tier(url),
+        reads_per_s=requests[False],
+        writes_per_s=requests[True],
+        read_bytes_per_s=constant(bandwidth[False]),
+        write_bytes_per_s=constant(bandwidth[True]),
+        total_bytes_per_s=min(total.values()),
+        latency_s=latency_s,
+    )
+    return tier, [each.seconds / each.requests for each in together[_SIZES[-1]][False]]
+
+
+def _probes(executor: Executor, url: str, workers: int) -> dict[int, tuple[list[Probe], list[Probe]]]:
+    """Of each size, what so many workers read and wrote at the same time."""
+    prefix = f"farcall-profile-{uuid.uuid4().hex}"
+    found = {}
+    try:
+        for size in _SIZES:
+            names = [f"{prefix}/{size}/{number}" for number in range(workers)]
+            written = list(_results(executor, write_blocks, names, [url] * workers, [size] * workers))
+            counts = [each.requests for each in written]
+            found[size] = list(_results(executor, read_blocks, names, [url] * workers, counts)), written
+    finally:
+        with open_storage(url) as blocks:
+            blocks.delete_below(f"{prefix}/")
+    return found
+
+
+def _rate(probes: Sequence[Probe]) -> float:
+    """Requests per second of all together."""
+    return sum(each.requests / each.seconds for each in probes)
+
+
+def _results(executor: Executor, function: Callable[..., T], *arguments: Sequence[Any]) -> list[T]:
+    futures = [executor.submit(function, *each) for each in zip(*arguments, strict=True)]
+    return [future.result() for future in futures]
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def hold(seconds: float) -> Worker:
+    """Say which worker this is, and keep it so long that another one gets the next call."""
+    until = time.monotonic() + seconds
+    host_memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    own = host_memory if limit == resource.RLIM_INFINITY else float(limit)
+    time.sleep(max(0.0, until - time.monotonic()))
+    return Worker(os.uname().nodename, os.getpid(), host_memory, own)
+
+
+def write_blocks(name: str, url: str, size: int) -> Probe:
+    """Write blocks one after the other for a while."""
+    data = os.urandom(size)
+    count = 0
+    with open_storage(url) as blocks:
+        started = time.monotonic()
+        while True:
+            blocks.create(f"{name}/{count}", [data])
+            count += 1
+            seconds = time.monotonic() - started
+            if seconds >= _SECONDS:
+                return Probe(count, seconds)
+
+
+def read_blocks(name: str, url: str, count: int) -> Probe:
+    """Read so many blocks again and again for a while, one after the other."""
+    with open_storage(url) as blocks:
+        started = time.monotonic()
+        for done in itertools.count(1):
+            blocks.read(Part(f"{name}/{done % count}"))
+            seconds = time.monotonic() - started
+            if seconds >= _SECONDS:
+                break
+    return Probe(done, seconds)
+
+
+def compute_rates(seed: int) -> Rates:
+    """Partition, combine, compress and decompress rows at random."""
+    keys, prices, words = (
+        pc.cast(pc.floor(pc.multiply(pc.random(_ROWS, initializer=seed + number), most)), pa.int64())
+        for number, most in enumerate((_ROWS, 100_000, _WORDS))
+    )
+    names = pa.array([f"word {number}" for number in range(_WORDS)])
+    table = pa.table({"key": keys, "price": pc.divide(pc.cast(prices, pa.float64()), 100), "name": names.take(words)})
+    size = float(table.nbytes)
+
+    def write() -> list[bytes]:
+        return [to_stream(each) for each in engine.divide_by_hash(table, [0], 8)]
+
+    streams = write()  # once for what is loaded at first use
+    partition_s = _seconds(write)
+    combine_s = _seconds(lambda: engine.sort(pa.concat_tables(map(from_stream, streams)), [0], ["asc nulls last"]))
+    plain = to_stream(table)
+    plain_s = _seconds(lambda: to_stream(table))
+    read_s = _seconds(lambda: from_stream(plain))
+    codecs = []
+    for name in ("lz4", "zstd"):
+        packed = to_stream(table, name)
+        compress_s = _seconds(lambda name=name: to_stream(table, name)) - plain_s  # type: ignore[misc]
+        decompress_s = _seconds(lambda packed=packed: from_stream(packed)) - read_s  # type: ignore[misc]
+        rates = (size / max(1e-6, each) for each in (compress_s, decompress_s))
+        codecs.append(Codec(name, len(packed) / len(plain), *rates))
+    return Rates(size / partition_s, size / combine_s, tuple(codecs))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The best of three: what it takes if nothing is in the way."""
+    found = []
+    for _ in range(3):
+        started = time.monotonic()
+        run()
+        found.append(time.monotonic() - started)
+    return min(found)
+
+
+def _nothing(_: int) -> None:
+    """Do nothing."""

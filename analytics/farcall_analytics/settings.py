@@ -1,0 +1,111 @@
+"""Settings: how the jobs of a dataset are run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from farcall_analytics.job_plans import Limits
+from farcall_analytics.model import Method
+from farcall_analytics.passing import CODECS, Way
+from farcall_analytics.planner import Objective
+from farcall_common.errors import ConfigurationError
+
+METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
+"""Those that jobs have."""
+_NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
+_MORE_THAN_NOTHING: Final = (
+    "partitions",
+    "most_partitions",
+    "share_bytes",
+    "partition_bytes",
+    "task_memory",
+    "fast_bytes",
+    "deadline_s",
+    "budget",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a job is run.
+
+    :param storage: the address by which tasks pass rows on, which all of them reach.
+    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``. What has no room there goes to
+        ``storage``.
+    :param method: of all exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``. None: the model
+        chooses, for each of them.
+    :param fast_bytes: of a round of ``hybrid``; None: the model chooses.
+    :param codec: of blocks: ``none``, ``lz4`` or ``zstd``; None: the model chooses.
+    :param share_bytes: of a file that one task reads, about.
+    :param partition_bytes: of rows that one task puts together, about, from which the number of partitions follows.
+    :param partitions: of each exchange. Without these two the model chooses.
+    :param most_partitions: of an exchange.
+    :param objective: what the model looks for: the ``cheapest`` plan, or the ``fastest``.
+    :param deadline_s: for the whole job, which the plan keeps in 95 % of cases. ``budget``: in dollars.
+    :param task_memory: bytes from which a task uses the disk.
+    :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
+    :param retries: of a task that failed for another reason than the query or its input.
+    :raises ConfigurationError: for a method that is none of these, or whose storage or size is missing, and for numbers
+        that cannot be.
+    :raises ValueError: for a storage or a codec that cannot be; see :class:`~farcall_analytics.passing.Way`.
+    """
+
+    storage: str = dataclasses.field(repr=False)  # it may have a password
+    fast_storage: str = dataclasses.field(default="", repr=False)
+    method: str | None = None
+    fast_bytes: float | None = None
+    codec: str | None = None
+    share_bytes: float = 64e6
+    partition_bytes: float | None = None
+    partitions: int | None = None
+    most_partitions: int = 1_000
+    task_memory: int | None = None
+    copies_after: float | None = 0.75
+    retries: int = 2
+    objective: Objective = "cheapest"
+    deadline_s: float | None = None
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise ConfigurationError(
+                f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
+            )
+        if self.codec is not None and self.codec not in CODECS:
+            raise ConfigurationError(f"{self.codec} is no codec.", hint=f"Codecs are {', '.join(CODECS)}.")
+        if self.objective not in ("cheapest", "fastest"):
+            raise ConfigurationError(f"{self.objective} is no objective.", hint="Write cheapest, or fastest.")
+        for name in _MORE_THAN_NOTHING:
+            value = getattr(self, name)
+            if not (value is None or (isinstance(value, (int, float)) and value > 0)):
+                raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
+        if any(isinstance(value, float) for value in (self.partitions, self.most_partitions)):
+            raise ConfigurationError("partitions, most_partitions: expected whole numbers.")
+        if self.retries < 0 or not (self.copies_after is None or 0 < self.copies_after <= 1):
+            raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
+        if self.method in _NEEDS_MEMORY and not self.fast_storage:
+            raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
+        self.ways("")
+
+    def ways(self, job: str) -> tuple[Way, ...]:
+        """The storages of a job: the first one, and the fast one if there is one."""
+        first = Way(self.storage, job=job)
+        return (first, Way(self.fast_storage, combines=False, job=job)) if self.fast_storage else (first,)
+
+    def limits(self, tier: str, fast_tier: str) -> Limits:
+        """What a plan may be. ``tier``, ``fast_tier``: names of the storages."""
+        return Limits(
+            tier,
+            fast_tier,
+            None if self.method is None else Method(self.method),
+            self.codec,
+            self.partitions,
+            self.partition_bytes,
+            self.most_partitions,
+            self.fast_bytes,
+            self.copies_after,
+            self.objective,
+            self.deadline_s,
+            self.budget,
+        )
