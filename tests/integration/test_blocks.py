@@ -28,7 +28,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Valkey in cluster mode that has all slots, as ElastiCache Serverless shows itself."""
     server = store_servers.Valkey(tmp_path_factory.mktemp("cluster"))
     try:
-        server.start(**{"cluster-enabled": "yes"})
+        # The default port of its nodes is 10,000 above, which may be none.
+        server.start(**{"cluster-enabled": "yes", "cluster-port": store_servers.free_port()})
         with contextlib.closing(redis.Redis.from_url(server.url)) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)  # type: ignore[no-untyped-call]
             deadline = time.monotonic() + WAIT_S
