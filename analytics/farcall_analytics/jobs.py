@@ -347,9 +347,7 @@ class _Job:
         except ObjectGone as error:
             report.repeats += 1
             raise _LostRound(str(error)) from error
-        for way in self._ways:
-            with open_storage(way.url) as blocks:
-                blocks.delete_below(f"{way.job}/{prefix}/")
+        _delete(self._ways, f"{prefix}/")
         return done, _written(regrouped)
 
     def _regroups(self, prefix: str, written: Sequence[Written], partitions: int, per_block: int) -> list[Regroup]:
@@ -481,11 +479,16 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 
 @contextlib.contextmanager
 def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
-    """Delete what is in the storages at the end, however it comes. A memory that does not answer deletes it itself."""
+    """Delete what is in the storages at the end, however it comes."""
     try:
         yield
     finally:
         wait(losers, timeout=GRACE_S)
-        for number, way in enumerate(ways):
-            with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
-                blocks.delete_below(f"{way.job}/")
+        _delete(ways, "")
+
+
+def _delete(ways: Sequence[Way], prefix: str) -> None:
+    """Delete the blocks of a job below a prefix. A memory that does not answer deletes them itself."""
+    for number, way in enumerate(ways):
+        with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
+            blocks.delete_below(f"{way.job}/{prefix}")

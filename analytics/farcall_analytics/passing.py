@@ -90,7 +90,8 @@ def find_written(ways: Sequence[Way], task: str, partitions: int, *, first: int 
     """What a task has committed, in whichever storage; None if nothing."""
     for number, way in enumerate(ways):
         name = f"{way.job}/{task}"
-        with open_storage(way.url) as blocks, contextlib.suppress(ObjectGone):
+        lost = (ObjectGone, StoreUnavailable) if number else (ObjectGone,)
+        with open_storage(way.url) as blocks, contextlib.suppress(*lost):
             found = read_combined(blocks, name, partitions) if way.combines else read_pairs(blocks, name)
             return msgspec.structs.replace(found, first=first, storage=number)
     return None
@@ -106,7 +107,7 @@ def read_pieces(ways: Sequence[Way], written: Sequence[Written], first: int, las
     """The partitions from ``first`` on and before ``last``, each as bytes of every task that has some of it. Those that
     follow one another in a block are read at once.
 
-    :raises ObjectGone: if a block is not there any more.
+    :raises ObjectGone: if a block is not there any more, or a storage beside the first one does not answer.
     """
     found: list[dict[int, memoryview]] = [{} for _ in range(first, last)]
     for number, way in enumerate(ways):
@@ -118,8 +119,13 @@ def read_pieces(ways: Sequence[Way], written: Sequence[Written], first: int, las
         ]
         if not wanted:
             continue
-        with open_storage(way.url) as blocks:
-            parts = blocks.read_all(part for _, _, part, _ in wanted)
+        try:
+            with open_storage(way.url) as blocks:
+                parts = blocks.read_all(part for _, _, part, _ in wanted)
+        except StoreUnavailable as error:
+            if not number:
+                raise
+            raise ObjectGone(f"{error} What it had is lost.") from error
         for (place, start, _, sizes), data in zip(wanted, parts, strict=True):
             ends = itertools.accumulate(sizes)
             for partition, (size, end) in enumerate(zip(sizes, ends, strict=True), start - first):

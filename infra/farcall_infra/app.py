@@ -1,4 +1,7 @@
-"""The CDK app: five stacks, wired together. Synth is pure: no account, no network look-ups, no docker."""
+"""The CDK app: five stacks, wired together, and an optional one.
+
+Synth is pure: no account, no network look-ups, no docker.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from cdk_nag import AwsSolutionsChecks
 from farcall_infra.constructs.metrics import Monitored
 from farcall_infra.deployment import DEPLOYMENT_TAG, Deployment, deployment_from_context, stack_name
 from farcall_infra.release import RELEASE_OUTPUT, this_release
-from farcall_infra.stacks import ApiStack, DataStack, ForwarderStack, NetworkStack, ObservabilityStack
+from farcall_infra.stacks import AnalyticsStack, ApiStack, DataStack, ForwarderStack, NetworkStack, ObservabilityStack
 
 #: Behaviour of the CDK that its next major version makes the default, and rules for all stacks.
 FEATURE_FLAGS: Final[Mapping[str, object]] = {
@@ -44,6 +47,8 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
             queue_nodes=stores.queue.nodes,
         )
         ObservabilityStack(app, named("observability"), deployment=deployment, monitored=monitored)
+    if deployment.profile.analytics.enabled:
+        AnalyticsStack(app, named("analytics"), deployment=deployment, network=network)
     forwarder.add_stack_dependency(api, "the forwarder needs the schema that the API's migration creates")
     cdk.Tags.of(app).add(DEPLOYMENT_TAG, deployment.name)
     for stack in app.node.children:

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.deployment import SLEEPS_TAG
@@ -26,6 +26,18 @@ _UNITS_PER_VCPU: Final = 1024
 _MILLION: Final = 10**6
 _GIB: Final = 2**30
 _DAYS_PER_MONTH: Final = 30
+_GB_PER_TB: Final = 1000
+_ANALYTICS: Final = "-analytics"
+
+
+class _Requests(Protocol):
+    """Prices of requests to a storage."""
+
+    @property
+    def put_usd_per_million(self) -> float: ...
+
+    @property
+    def get_usd_per_million(self) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +104,42 @@ def price_per_million_tasks(
     if blobs:
         per_task += 2 * (prices.blobs.put_usd_per_million + prices.blobs.get_usd_per_million) / _MILLION
     return per_task * _MILLION
+
+
+def exchange_prices(templates: Mapping[str, Template], prices: Prices) -> Mapping[str, float]:
+    """US dollars of exchanges of analytics through the storages in ``templates``, by what they are for; empty without
+    such a stack."""
+    stack = next((template for name, template in templates.items() if name.endswith(_ANALYTICS)), None)
+    return dict(_exchange_lines(stack, prices)) if stack else {}
+
+
+def _exchange_lines(stack: Template, prices: Prices) -> Iterator[tuple[str, float]]:
+    tasks, hours = prices.exchange.tasks, prices.exchange.kept_hours
+    months = hours / prices.hours_per_month
+    shuffle = f"a TB shuffled by {tasks:,} tasks"
+    requests = f"{tasks:,} writes and {tasks**2:,} reads"
+    kinds = {resource["Type"] for resource in stack["Resources"].values()}
+    yield f"{shuffle} through the bucket: {requests}", _requests_usd(prices.blobs, tasks)
+    yield f"storage of it for {hours:g} h", _GB_PER_TB * months * prices.blobs.storage_usd_per_gb_month
+    if "AWS::S3Express::DirectoryBucket" in kinds:
+        express = prices.express
+        yield f"{shuffle} through S3 Express: {requests}", _requests_usd(express, tasks)
+        yield "bytes written to and read from it", _GB_PER_TB * (express.written_usd_per_gb + express.read_usd_per_gb)
+        yield f"storage of it in S3 Express for {hours:g} h", _GB_PER_TB * months * express.storage_usd_per_gb_month
+    if any(_keeps_cache(resource) for resource in stack["Resources"].values()):
+        cache = prices.cache
+        ecpu = 2 * _GB_PER_TB * _GB / cache.bytes_per_ecpu
+        yield "a TB written to and read from the Valkey: processing units", ecpu / _MILLION * cache.ecpu_usd_per_million
+        yield "a GB in the Valkey for an hour", cache.usd_per_gb_hour
+        yield f"the Valkey for an hour without use: {cache.least_gb:g} GB", cache.least_gb * cache.usd_per_gb_hour
+
+
+def _requests_usd(service: _Requests, tasks: int) -> float:
+    return (tasks * service.put_usd_per_million + tasks**2 * service.get_usd_per_million) / _MILLION
+
+
+def _keeps_cache(resource: Mapping[str, Any]) -> bool:
+    return resource["Type"] == "AWS::Lambda::Function" and ".exchange_cache." in resource["Properties"]["Handler"]
 
 
 def _database_usd_per_task(templates: Mapping[str, Template], prices: Prices) -> float:

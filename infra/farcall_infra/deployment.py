@@ -21,6 +21,8 @@ from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, sett
 
 #: The stacks of a deployment, in the order in which they are created.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
+#: Stacks that only some settings ask for; they are created after the others, and deleted before them.
+OPTIONAL_STACKS: Final = ("analytics",)
 #: The tag of every resource of a deployment; its value is the deployment's name.
 DEPLOYMENT_TAG: Final = "farcall:deployment"
 #: Outputs of the data stack: the profile, its settings (one output for each section, as JSON), and the names of those
@@ -30,6 +32,12 @@ SETTINGS_OUTPUT: Final = "Settings"
 OVERRIDES_OUTPUT: Final = "Overrides"
 #: The output of the data stack with the name of its target, where that is not AWS.
 TARGET_OUTPUT: Final = "Target"
+#: Outputs of the analytics stack: addresses of the bucket and of the one in S3 Express, the function that creates and
+#: deletes the cache, the cache's name, and the security group of workers.
+STORAGE_OUTPUT: Final = "Storage"
+EXPRESS_OUTPUT: Final = "ExpressStorage"
+CACHE_FUNCTION_OUTPUT: Final = "CacheFunction"
+CACHE_NAME_OUTPUT: Final = "CacheName"
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
@@ -44,7 +52,8 @@ class Target:
     ``wheels`` is the platform of the binary wheels in the bundles. ``store_tls`` encrypts connections to database and
     queue. ``ipv6`` lets programs in the private subnets call AWS (there is no NAT for IPv4). ``dev_tokens`` replaces
     Globus Auth by fixed tokens. ``checked`` runs cdk-nag on the templates. ``observed`` adds the stack of alarms and
-    dashboard. ``deletable`` deletes everything, data included, with the stack.
+    dashboard. ``serverless`` is whether there are ElastiCache Serverless and S3 Express. ``deletable`` deletes
+    everything, data included, with the stack.
     """
 
     name: str
@@ -54,6 +63,7 @@ class Target:
     dev_tokens: bool
     checked: bool
     observed: bool
+    serverless: bool
     deletable: bool
 
 
@@ -65,10 +75,11 @@ _AWS: Final = Target(
     dev_tokens=False,
     checked=True,
     observed=True,
+    serverless=True,
     deletable=False,
 )
 # The wheels of PostgreSQL and Valkey have no TLS, LocalStack's CloudFormation has no Fn::Cidr, its core has no
-# dashboards or budgets, and there is no Globus offline.
+# dashboards, budgets, serverless caches or directory buckets, and there is no Globus offline.
 _LOCALSTACK: Final = Target(
     "localstack",
     wheels=HOST,
@@ -77,6 +88,7 @@ _LOCALSTACK: Final = Target(
     dev_tokens=True,
     checked=False,
     observed=False,
+    serverless=False,
     deletable=True,
 )
 TARGETS: Final = {

@@ -63,6 +63,26 @@ class _Blobs(_Section):
     storage_usd_per_gb_month: float
 
 
+class _Express(_Section):
+    put_usd_per_million: float
+    get_usd_per_million: float
+    written_usd_per_gb: float
+    read_usd_per_gb: float
+    storage_usd_per_gb_month: float
+
+
+class _Cache(_Section):
+    usd_per_gb_hour: float
+    least_gb: float
+    ecpu_usd_per_million: float
+    bytes_per_ecpu: int
+
+
+class _Exchange(_Section):
+    tasks: int
+    kept_hours: float
+
+
 class _Monitoring(_Section):
     log_usd_per_gb: float
     metric_usd_per_month: float
@@ -110,9 +130,12 @@ class Prices(_Section):
     api: _Api
     functions: _Functions
     blobs: _Blobs
+    express: _Express
+    cache: _Cache
     monitoring: _Monitoring
     idle: _Idle
     use: _Use
+    exchange: _Exchange
     free: _Free
 
 

@@ -61,6 +61,12 @@ def _cidr(value: str) -> str:
     return value
 
 
+def _private_cidr(value: str) -> str:
+    if not ipaddress.ip_network(value).is_private:
+        raise ValueError("workers reach the cache by private addresses only, such as 10.0.0.0/8")
+    return value
+
+
 def _instance_type(value: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", value):
         raise ValueError("an instance type looks like t4g.micro")
@@ -356,6 +362,23 @@ class Limits(_Section):
         }
 
 
+class AnalyticsStorage(_Section):
+    """The storage of exchanges of farcall-analytics, in a stack of its own if ``enabled``: a bucket, and if the
+    settings ask for them a directory bucket of S3 Express One Zone in ``express_zone`` (the id of a zone), and a Valkey
+    of ElastiCache Serverless for at most ``cache_gb`` and ``cache_ecpu_per_s`` (one unit for each KB that is moved).
+
+    The Valkey is created on demand, and deleted after ``idle_minutes`` without traffic. Its port is open to instances
+    in the group of workers, and to the private addresses ``worker_cidrs`` of connected networks.
+    """
+
+    enabled: bool
+    express_zone: Annotated[str, Field(pattern=r"^([a-z]{2,4}\d-az\d)?$")]
+    cache_gb: Annotated[int, Field(ge=0, le=5000)]
+    cache_ecpu_per_s: Annotated[int, Field(ge=1000, le=15_000_000)]
+    idle_minutes: Annotated[int, Field(ge=5, le=24 * 60)]
+    worker_cidrs: tuple[Annotated[str, AfterValidator(_private_cidr)], ...]
+
+
 class Budget(_Section):
     """Budget in US dollars per month. ``idle_usd`` is an upper limit of the profile's idle cost, checked by a test.
     ``monthly_usd`` is the limit that AWS Budgets compares the account's real bill with, 0 for no budget. ``emails``
@@ -383,6 +406,7 @@ class Profile(_Section):
     identity: IdentitySource
     retention: Retention
     limits: Limits
+    analytics: AnalyticsStorage
     budget: Budget
 
     def model_post_init(self, _context: object, /) -> None:

@@ -9,22 +9,35 @@ from __future__ import annotations
 import json
 
 import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from farcall_infra.constructs.alarms import Alarms, Notifications
 from farcall_infra.constructs.dashboard import Dashboard
+from farcall_infra.constructs.exchange import ExchangeBucket, ExchangeCache, ExpressBucket
 from farcall_infra.constructs.fleet import Fleet
 from farcall_infra.constructs.forwarder_service import ForwarderService
 from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.identity import CallerKey, Identity
 from farcall_infra.constructs.metrics import Metrics, Monitored
 from farcall_infra.constructs.migration import Migration
+from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.scheduled import Canary, Reconciler
 from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
 from farcall_infra.constructs.web_api import STAGE, WebApi
-from farcall_infra.deployment import OVERRIDES_OUTPUT, PROFILE_OUTPUT, SETTINGS_OUTPUT, TARGET_OUTPUT, Deployment
+from farcall_infra.deployment import (
+    CACHE_FUNCTION_OUTPUT,
+    CACHE_NAME_OUTPUT,
+    EXPRESS_OUTPUT,
+    OVERRIDES_OUTPUT,
+    PROFILE_OUTPUT,
+    SETTINGS_OUTPUT,
+    STORAGE_OUTPUT,
+    TARGET_OUTPUT,
+    Deployment,
+)
 
 
 class NetworkStack(cdk.Stack):
@@ -67,6 +80,8 @@ class DataStack(cdk.Stack):
         # `farcall cloud deploy` reads these outputs to show which settings it changes.
         cdk.CfnOutput(self, PROFILE_OUTPUT, value=profile.name)
         for section, values in deployment.settings.items():
+            if section == "analytics" and not deployment.profile.analytics.enabled:
+                continue
             name = f"{SETTINGS_OUTPUT}{section.capitalize()}"
             cdk.CfnOutput(self, name, value=json.dumps(values, separators=(",", ":")))
         if deployment.overrides:
@@ -177,3 +192,34 @@ class ObservabilityStack(cdk.Stack):
         )
         Dashboard(self, "Dashboard", name=name, monitored=monitored, metrics=metrics)
         cdk.CfnOutput(self, "AlarmTopic", value=notifications.topic.topic_arn)
+
+
+class AnalyticsStack(cdk.Stack):
+    """The storage of exchanges of farcall-analytics, and a policy for those who use it. Optional: no other stack needs
+    it."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, network: Network) -> None:
+        super().__init__(scope, construct_id, description="Farcall: storage of analytics")
+        shape, target = deployment.profile.analytics, deployment.target
+        bucket = ExchangeBucket(self, "Exchange", keep=not target.deletable)
+        cdk.CfnOutput(self, STORAGE_OUTPUT, value=bucket.address)
+        statements = bucket.statements()
+        if shape.express_zone and target.serverless:
+            express = ExpressBucket(self, "Express", zone=shape.express_zone)
+            cdk.CfnOutput(self, EXPRESS_OUTPUT, value=express.address)
+            statements += express.statements()
+        if shape.cache_gb and target.serverless:
+            cache = ExchangeCache(self, "Cache", deployment=deployment, network=network)
+            cdk.CfnOutput(self, CACHE_FUNCTION_OUTPUT, value=cache.function_name)
+            cdk.CfnOutput(self, CACHE_NAME_OUTPUT, value=cache.name)
+            cdk.CfnOutput(self, "WorkerSecurityGroup", value=cache.workers.security_group_id)
+            statements += cache.statements()
+        policy = iam.ManagedPolicy(
+            self, "Users", description="Programs and workers of farcall-analytics", statements=statements
+        )
+        suppress(
+            policy,
+            f"IAM5[Resource::<{self.resolve(bucket.bucket.bucket_arn)['Fn::GetAtt'][0]}.Arn>/*]",
+            "The names of blocks have the id of a job, unknown in advance; the bucket holds nothing else, for a day.",
+        )
+        cdk.CfnOutput(self, "UserPolicy", value=policy.managed_policy_arn)

@@ -49,6 +49,16 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "reservable_concurrency": 200,
     },
     "unverified": {"profile": "lab", "database.authorities": ""},
+    "analytics": {
+        "profile": "lab",
+        "analytics.enabled": "true",
+        "analytics.express_zone": "use1-az4",
+        "analytics.cache_gb": 250,
+        "analytics.cache_ecpu_per_s": 2000000,
+        "analytics.idle_minutes": 30,
+        "analytics.worker_cidrs": "10.1.0.0/16,fd00::/64",
+    },
+    "bucket-only": {"profile": "hobby", "analytics.enabled": "true", "analytics.cache_gb": 0},
     "parked": {
         "profile": "hobby",
         "api.concurrency": 0,
@@ -137,6 +147,9 @@ def _main(directory: Path, target: str) -> None:
 
     for profile in PROFILES:
         synthesize(outdir=directory / target / profile, context=context(target=target, profile=profile))
+    if target == "localstack":
+        offline = context(**OPTIONS["analytics"], target=target)
+        synthesize(outdir=directory / target / "analytics", context=offline)
     if target == "aws":
         Authority().write(directory / "authorities.pem")
         os.chdir(directory)

@@ -16,7 +16,16 @@ from farcall.cli._lazy import LazyGroup
 from farcall_endpoint.cli import app as farcall_endpoint
 
 ROOT: Final = Path(__file__).parents[2]
-PARTS: Final = ("common", "sdk/farcall", "endpoint/farcall_endpoint", "lambdas", "forwarder_fargate", "infra", "local")
+PARTS: Final = (
+    "analytics",
+    "common",
+    "sdk/farcall",
+    "endpoint/farcall_endpoint",
+    "lambdas",
+    "forwarder_fargate",
+    "infra",
+    "local",
+)
 PROGRAMS: Final = {"farcall": farcall, "farcall-endpoint": farcall_endpoint}
 
 #: Between backticks, as all of our texts write a command.

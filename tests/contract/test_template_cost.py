@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.cloud.cli import app
-from farcall_infra.cost import idle_bill, price_per_million_tasks
+from farcall_infra.cost import exchange_prices, idle_bill, price_per_million_tasks
 from farcall_infra.prices import DEFAULT_PRICES, load_prices
 from farcall_infra.profiles import Profile, load_profile
 from tests.contract.templates import Templates
@@ -65,6 +65,36 @@ def test_the_prices_of_another_region_are_never_guessed() -> None:
     assert isinstance(refused, ConfigurationError)
     assert "there are no prices for eu-central-1, only for us-east-1" in str(refused)
     assert "--prices FILE" in refused.hint
+
+
+def test_exchanges_have_a_price_only_where_they_have_a_storage(synthesized: Callable[[str, str], Templates]) -> None:
+    assert exchange_prices(synthesized("aws", "lab"), PRICES) == {}
+    alone = exchange_prices(synthesized("options", "bucket-only"), PRICES)
+    assert len(alone) == 2
+    (requests,) = (usd for what, usd in alone.items() if "through the bucket" in what)
+    assert requests == pytest.approx(1e3 * 5e-6 + 1e6 * 0.4e-6)
+    found = exchange_prices(synthesized("options", "analytics"), PRICES)
+    assert alone.items() <= found.items()
+    by_part = {
+        part: next(usd for what, usd in found.items() if part in what)
+        for part in ("through S3 Express", "bytes written", "processing units", "a GB in the Valkey", "without use")
+    }
+    assert by_part == pytest.approx(
+        {
+            "through S3 Express": 1e3 * 1.13e-6 + 1e6 * 0.03e-6,
+            "bytes written": 1000 * (0.0032 + 0.0006),
+            "processing units": 2e9 * 0.0023e-6,  # a TB in and out, one for each KB
+            "a GB in the Valkey": 0.084,
+            "without use": 0.0084,
+        }
+    )
+
+
+def test_a_storage_of_analytics_costs_cents_while_it_is_idle(synthesized: Callable[[str, str], Templates]) -> None:
+    templates = synthesized("options", "analytics")
+    idle = [item for item in idle_bill(templates, PRICES).items if item.stack == "farcall-analytics"]
+    assert {item.what for item in idle} == {"runs of exchange_cache", "their logs"}
+    assert 0 < sum(item.usd for item in idle) < 0.05
 
 
 def test_synth_writes_only_the_templates_if_asked(tmp_path: Path) -> None:

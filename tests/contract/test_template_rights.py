@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _REGIONS = ("eu-central-1", "us-east-1", "us-west-2")
 
 #: The variable without which a module makes no client. A program with the variable needs permissions for all its calls.
 _USED_WITH = {
+    "lambdas/farcall_lambdas/cache_traffic.py": "FARCALL_CACHE_NAME",
+    "lambdas/farcall_lambdas/serverless_cache.py": "FARCALL_CACHE_NAME",
     "common/farcall_common/store/blobs_s3.py": "FARCALL_BLOB_BUCKET",
     "common/farcall_common/store/secrets.py": "FARCALL_DATABASE_SECRET_ARN",
     "lambdas/farcall_lambdas/aws_secret.py": "FARCALL_CALLER_SECRET_ARN",
@@ -141,6 +143,25 @@ def test_each_program_has_exactly_the_permissions_for_its_calls(aws: Templates) 
         }
         granted = {right for right in _granted(aws, role) if not right.startswith(_LAMBDAS_OWN)}
         assert granted == needed, name
+
+
+def test_the_keeper_of_the_exchange_cache_has_exactly_the_permissions_for_its_calls(
+    synthesized: Callable[[str, str], Templates],
+) -> None:
+    templates = synthesized("options", "analytics")
+    (role,) = (role for name, role, _, _ in _programs(templates) if name.endswith(".exchange_cache.handle"))
+    granted = _granted(templates, role)
+    needed = {
+        right for module, variable in _USED_WITH.items() if variable == "FARCALL_CACHE_NAME"
+        for right in _calls()[module][1]
+    }  # fmt: skip
+    assert {right for right in granted if not right.startswith(_LAMBDAS_OWN)} == needed
+    # ElastiCache makes the endpoint of the cache with these.
+    network = {"CreateTags", "CreateVpcEndpoint", "DescribeSecurityGroups", "DescribeSubnets", "DescribeVpcs"}
+    assert {right for right in granted if right.startswith("ec2:")} == {f"ec2:{action}" for action in network}
+    assert {json.dumps(on).rpartition(":")[2] for on in granted["elasticache:CreateServerlessCache"]} == {
+        'farcall-exchange"]]}'
+    }
 
 
 def test_each_program_may_read_only_the_secrets_in_its_environment(aws: Templates) -> None:

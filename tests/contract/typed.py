@@ -141,7 +141,7 @@ def _aws(words: Sequence[str]) -> str:
         unknown = [word for word in rest if word.startswith("--") and word not in known]
         return f"no option {unknown[0]}" if unknown else ""
     try:
-        model = botocore.session.get_session().get_service_model(service)
+        model = botocore.session.get_session().get_service_model("s3" if service == "s3api" else service)
     except UnknownServiceError:
         return f"no service {service}"
     if operation == "wait":

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
 import pytest
+import redis
 
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.objects.s3 import open_bucket
 from tests.integration import store_servers
+from tests.waiting import WAIT_S
 
 BUCKET = "blocks"
-STORAGES = ("memory", "directory", "valkey", "s3")
+STORAGES = ("memory", "directory", "valkey", "cluster", "s3")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Valkey in cluster mode that has all slots, as ElastiCache Serverless shows itself."""
+    server = store_servers.Valkey(tmp_path_factory.mktemp("cluster"))
+    try:
+        # The default port of its nodes is 10,000 above, which may be none.
+        server.start(**{"cluster-enabled": "yes", "cluster-port": store_servers.free_port()})
+        with contextlib.closing(redis.Redis.from_url(server.url)) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)  # type: ignore[no-untyped-call]
+            deadline = time.monotonic() + WAIT_S
+            while b"cluster_state:ok" not in client.execute_command("CLUSTER", "INFO"):  # type: ignore[no-untyped-call]
+                assert time.monotonic() < deadline
+        yield server.url
+    finally:
+        server.kill()
 
 
 @pytest.fixture(params=STORAGES)
@@ -28,6 +49,8 @@ def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
     elif request.param == "valkey":
         server: store_servers.Valkey = request.getfixturevalue("valkey")
         url = server.url
+    elif request.param == "cluster":
+        url = request.getfixturevalue("cluster")
     else:
         request.getfixturevalue("s3_environment")
         boto3.client("s3").create_bucket(Bucket=BUCKET)
@@ -119,6 +142,12 @@ def test_an_empty_block_and_one_with_a_strange_name(blocks: Blocks) -> None:
 def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_blocks(url)
+
+
+@pytest.mark.parametrize(("name", "is_express"), [("lab--use1-az4--x-s3", True), ("lab", False), ("x-s3", False)])
+def test_directory_buckets_are_told_by_their_names(name: str, is_express: bool) -> None:
+    config = open_bucket(f"s3://{name}/prefix--x-s3", region="us-east-1").config
+    assert ("s3_express" in config) == is_express
 
 
 def test_a_storage_that_does_not_answer_is_said() -> None:

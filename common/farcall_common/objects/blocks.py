@@ -209,9 +209,11 @@ class ValkeyBlocks(Blocks):
                 yield key.decode().removeprefix(_PREFIX)
 
     def delete(self, names: Sequence[str]) -> None:
-        if names:
-            with server_errors(self._url):
-                self._client.unlink(*(_PREFIX + name for name in names))
+        # One command for each: a cluster, such as ElastiCache Serverless, takes none for keys of several slots.
+        with server_errors(self._url), self._client.pipeline(transaction=False) as together:
+            for name in names:
+                together.unlink(_PREFIX + name)
+            together.execute()
 
     def close(self) -> None:
         self._client.close()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _PART_BYTES: Final = 16 * 2**20
 """Above this size an object is uploaded in parts, a few at the same time."""
 _RETRY: Final = {"max_retries": 3, "retry_timeout": dt.timedelta(seconds=60)}
+_EXPRESS: Final = "--x-s3"
+"""Names of directory buckets, those of S3 Express One Zone, end with it."""
 _FOR_CREDENTIALS: Final = ("/latest/api/token", "/latest/meta-data/iam/", "//169.254.170.2/")
 """Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of AWS."""
 
@@ -32,7 +34,8 @@ def open_bucket(url: str, *, endpoint_url: str | None = None, region: str | None
         raise ConfigurationError(
             "Objects in S3 need the package obstore.", hint="Run `pip install 'farcall[s3]'` where this runs."
         ) from error
-    options: dict[str, Any] = {"endpoint": endpoint_url, "region": region}
+    is_express = url.removeprefix("s3://").partition("/")[0].endswith(_EXPRESS)
+    options: dict[str, Any] = {"endpoint": endpoint_url, "region": region, "s3_express": is_express or None}
     if not url.startswith("s3://"):
         raise ConfigurationError(f"{url} is not the address of a bucket.", hint="Write s3://BUCKET/PREFIX.")
     try:

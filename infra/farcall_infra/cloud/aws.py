@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import functools
+import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -69,6 +71,7 @@ _NO_LOGIN: Final = (
 )
 _ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # AWS documents the first
 _NO_QUOTA: Final = ("NoSuchResourceException",)
+_NO_CACHE: Final = ("ServerlessCacheNotFoundFault",)
 _BOOTSTRAP: Final = "/cdk-bootstrap/hnb659fds/version"
 
 
@@ -303,6 +306,11 @@ class Aws:
             )
             return [each["ResourceARN"].rpartition(":")[2] for each in found]
 
+    def has_cache(self, name: str) -> bool:
+        """Whether there is a serverless cache of that name, in any state."""
+        call = functools.partial(self._client("elasticache").describe_serverless_caches, ServerlessCacheName=name)
+        return _unless(_NO_CACHE, call) is not None
+
     # -- changes -------------------------------------------------------------------------------------------------------
 
     def make_service_role(self, service: str) -> None:
@@ -323,6 +331,33 @@ class Aws:
             self._client("cloudformation").update_termination_protection(
                 StackName=name, EnableTerminationProtection=False
             )
+
+    def invoke(self, function: str, event: Mapping[str, str]) -> Mapping[str, str]:
+        """The answer of a Lambda function to an event.
+
+        :raises Unavailable: if the function fails.
+        """
+        with _translated():
+            answer = self._client("lambda").invoke(FunctionName=function, Payload=json.dumps(event).encode())
+        found: Mapping[str, str] = json.load(answer["Payload"])
+        if "FunctionError" in answer:
+            raise Unavailable(f"the function {function} failed: {found.get('errorMessage', 'no message')}")
+        return found
+
+    def delete_cache(self, name: str, *, poll_s: float = 5.0, timeout_s: float = 900.0) -> None:
+        """Delete a serverless cache and wait until that is done. No error if there is none.
+
+        :raises DeploymentFailed: if it is still there in the end.
+        """
+        call = functools.partial(self._client("elasticache").delete_serverless_cache, ServerlessCacheName=name)
+        _unless((*_NO_CACHE, "InvalidServerlessCacheStateFault"), call)
+        deadline = time.monotonic() + timeout_s
+        while self.has_cache(name):
+            if time.monotonic() > deadline:
+                raise DeploymentFailed(
+                    f"the cache {name} is still there after {timeout_s:.0f} s", hint="Run the command again."
+                )
+            time.sleep(poll_s)
 
     def delete_stack(self, name: str, *, poll_s: int = 15, timeout_s: int = 3600) -> None:
         """Delete a stack and wait until that is done. Functions in a VPC keep its security groups for up to half an

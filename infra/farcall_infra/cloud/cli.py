@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,12 +25,14 @@ from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.exit_codes import DONE, EXIT_CODES, FAILED, UNHEALTHY, Terminated, epilog
 from farcall_infra.ca_bundle import CaBundle, fetch_ca_bundle
 from farcall_infra.cloud.account import Stack
+from farcall_infra.cloud.analytics import Action, find_storage
 from farcall_infra.cloud.aws import Aws, connect
 from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Outcome, run_checks
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import (
     SECRET_PARAMETER,
     created_resources,
+    delete_stack,
     delete_unfinished,
     destroy,
     find_stacks,
@@ -37,10 +40,18 @@ from farcall_infra.cloud.lifecycle import (
     require_changeable,
 )
 from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
-from farcall_infra.cloud.show import echo, show_changes, show_cost, show_finding, show_remains, show_status
+from farcall_infra.cloud.show import (
+    echo,
+    show_changes,
+    show_cost,
+    show_finding,
+    show_remains,
+    show_status,
+    show_storage,
+)
 from farcall_infra.cloud.status import read_status, unreachable_reason
 from farcall_infra.cloud.tools import Tools
-from farcall_infra.cost import idle_bill, price_per_million_tasks
+from farcall_infra.cost import exchange_prices, idle_bill, price_per_million_tasks
 from farcall_infra.deployment import Deployment, deployment_from_context, stack_name
 from farcall_infra.prices import DEFAULT_PRICES, load_prices
 from farcall_infra.profiles import DEFAULT_PROFILES
@@ -92,6 +103,7 @@ class CloudEnvironment:
     tools: Callable[[], Tools] = Tools
     fetch: Callable[..., CaBundle] = fetch_ca_bundle
     probe: Callable[[str], str] = unreachable_reason
+    pause: Callable[[float], None] = time.sleep
 
 
 @app.command()
@@ -152,12 +164,14 @@ def cost(
             templates, prices, batch=100, blobs=True
         ),
     }
+    exchange = exchange_prices(templates, prices)
     if as_json:
         items = [dataclasses.asdict(item) for item in bill.items]
         summary = {"region": prices.region, "prices_of": prices.as_of.isoformat(), "idle_usd": round(bill.usd, 2)}
-        typer.echo(json.dumps(summary | {"items": items, "usd_per_million_tasks": tasks}, indent=2))
+        exchanged = {"usd_of_exchanges": exchange} if exchange else {}
+        typer.echo(json.dumps(summary | {"items": items, "usd_per_million_tasks": tasks} | exchanged, indent=2))
     else:
-        show_cost(deployment, bill, tasks, prices)
+        show_cost(deployment, bill, tasks, exchange, prices)
 
 
 @app.command()
@@ -268,6 +282,8 @@ def deploy(
         typer.confirm("Continue?", abort=True)
     with _interruptible(_RETRY_HINT):
         delete_unfinished(aws, stacks, echo=echo)
+        if "analytics" in stacks and not deployment.profile.analytics.enabled:
+            delete_stack(aws, stacks["analytics"], echo=echo)
     if _run_cdk(environment.tools(), cdk_arguments(arguments, name, parameters), aws.region) != 0:
         raise _failure(aws, name)
     show_status(name, read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=environment.probe))
@@ -294,6 +310,30 @@ def status(
         show_status(name, found)
     if not found.healthy:
         raise typer.Exit(UNHEALTHY)
+
+
+@app.command()
+def analytics(
+    ctx: typer.Context,
+    name: NameOption = "farcall",
+    region: RegionOption = None,
+    start: Annotated[bool, typer.Option("--start", help="Create the Valkey, and wait for it: about a minute.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Delete the Valkey, and the blocks in it.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the storage of analytics: the addresses for FARCALL_ANALYTICS_STORAGE and fast_storage=.
+
+    The Valkey is billed while it is there. It is deleted when it has had no traffic for a while.
+    """
+    if start and stop:
+        raise ConfigurationError("--start and --stop exclude each other", hint="Pass one of them.")
+    environment = ctx.ensure_object(CloudEnvironment)
+    action = Action.START if start else Action.STOP if stop else Action.STATUS
+    storage = find_storage(environment.account(region), name, action=action, pause=environment.pause)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(storage), indent=2))
+    else:
+        show_storage(storage)
 
 
 @app.command(name="destroy")

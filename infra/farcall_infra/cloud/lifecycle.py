@@ -10,7 +10,7 @@ from farcall_common.errors import FarcallError
 from farcall_infra.cloud.account import LeftBehind, Resource, Stack
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentStuck, DeploymentUnknown
-from farcall_infra.deployment import STACKS, stack_name
+from farcall_infra.deployment import CACHE_NAME_OUTPUT, EXPRESS_OUTPUT, OPTIONAL_STACKS, STACKS, stack_name
 
 _DATABASE: Final = "AWS::RDS::DBInstance"
 #: The parameter of the API's stack that names the secret of the Globus client.
@@ -25,11 +25,13 @@ _PLANNED: Final = "REVIEW_IN_PROGRESS"
 @dataclasses.dataclass(frozen=True)
 class Remains:
     """Resources that remain after a deployment was deleted, and are billed until they are deleted too. ``secret`` is
-    that of its Globus client. ``unknown`` has the resources that could not be listed, and why."""
+    that of its Globus client, ``express`` the address of its directory bucket. ``unknown`` has the resources that could
+    not be listed, and why."""
 
     buckets: tuple[str, ...] = ()
     backups: tuple[LeftBehind, ...] = ()
     secret: str = ""
+    express: str = ""
     unknown: tuple[str, ...] = ()
 
 
@@ -38,7 +40,7 @@ def find_stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
 
     :raises DeploymentUnknown: if there are none.
     """
-    found = {part: stack for part in STACKS if (stack := aws.stack(stack_name(name, part)))}
+    found = {part: stack for part in (*STACKS, *OPTIONAL_STACKS) if (stack := aws.stack(stack_name(name, part)))}
     if not found:
         raise DeploymentUnknown(f"there is no deployment {name!r} in {aws.region}")
     return found
@@ -92,7 +94,7 @@ def delete_unfinished(aws: Aws, stacks: Mapping[str, Stack], *, echo: Callable[[
     for stack in reversed(list(stacks.values())):
         if is_unfinished(stack):
             echo(f"{stack.name} was never finished ({stack.status}) and is created again")
-            _delete(aws, stack, echo=echo)
+            delete_stack(aws, stack, echo=echo)
 
 
 def destroy(aws: Aws, name: str, *, echo: Callable[[str], None]) -> Remains:
@@ -109,11 +111,23 @@ def destroy(aws: Aws, name: str, *, echo: Callable[[str], None]) -> Remains:
     # For an interrupted deletion it is enough to wait.
     require_quiet(stack for stack in stacks.values() if stack.status != "DELETE_IN_PROGRESS")
     for stack in reversed(list(stacks.values())):
-        _delete(aws, stack, echo=echo)
-    return _remains(aws, name, secret=stacks["api"].parameters.get(SECRET_PARAMETER, "") if "api" in stacks else "")
+        delete_stack(aws, stack, echo=echo)
+    remains = Remains(
+        secret=stacks["api"].parameters.get(SECRET_PARAMETER, "") if "api" in stacks else "",
+        express=stacks["analytics"].outputs.get(EXPRESS_OUTPUT, "") if "analytics" in stacks else "",
+    )
+    return _with_tagged(aws, name, remains)
 
 
-def _delete(aws: Aws, stack: Stack, *, echo: Callable[[str], None]) -> None:
+def delete_stack(aws: Aws, stack: Stack, *, echo: Callable[[str], None]) -> None:
+    """Delete a stack, with what protects it, and with the cache that is not in it but uses its security group.
+
+    :raises DeploymentFailed: if it cannot be deleted.
+    """
+    cache = stack.outputs.get(CACHE_NAME_OUTPUT)
+    if cache and aws.has_cache(cache):
+        echo(f"cache {cache}: deleting")
+        aws.delete_cache(cache)
     for identifier in created_resources(aws, stack, _DATABASE):
         database = aws.database(identifier)
         if database and database.is_protected:
@@ -126,9 +140,10 @@ def _delete(aws: Aws, stack: Stack, *, echo: Callable[[str], None]) -> None:
     aws.delete_stack(stack.name)
 
 
-def _remains(aws: Aws, name: str, *, secret: str) -> Remains:
-    """Resources that still have the deployment's tag. Its stacks are deleted by now, so an error here is no failure."""
-    remains, unknown = Remains(secret=secret), []
+def _with_tagged(aws: Aws, name: str, remains: Remains) -> Remains:
+    """With the resources that still have the deployment's tag. Its stacks are deleted by now, so an error here is no
+    failure."""
+    unknown = []
     try:
         remains = dataclasses.replace(remains, backups=tuple(aws.left_behind(name)))
     except FarcallError as error:

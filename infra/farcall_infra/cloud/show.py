@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from farcall_infra.cloud.account import Sample
+from farcall_infra.cloud.analytics import Storage
 from farcall_infra.cloud.doctor import Finding, Outcome
 from farcall_infra.cloud.lifecycle import Remains
 from farcall_infra.cloud.settings import Change
@@ -21,6 +22,7 @@ from farcall_infra.prices import Prices
 
 _COLOURS: Final = {Outcome.FINE: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "red"}
 _GIB: Final = 2**30
+_SMALL_USD: Final = 0.1
 
 _console = Console(highlight=False, emoji=False)  # an ARN has `:secret:` in it
 
@@ -45,8 +47,10 @@ def show_finding(finding: Finding) -> None:
         echo(f"         {finding.hint}")
 
 
-def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], prices: Prices) -> None:
-    """Print a profile's bill, and the price of its tasks."""
+def show_cost(
+    deployment: Deployment, bill: Bill, tasks: Mapping[str, float], exchange: Mapping[str, float], prices: Prices
+) -> None:
+    """Print a profile's bill, the price of its tasks, and that of exchanges if it has a storage for them."""
     profile = deployment.profile
     table = _table("US$ a month", "what", "stack", title=f"Profile {profile.name}, idle, {prices.region}")
     for item in sorted(bill.items, key=lambda item: -item.usd):
@@ -60,6 +64,11 @@ def show_cost(deployment: Deployment, bill: Bill, tasks: Mapping[str, float], pr
     for how, usd in tasks.items():
         table.add_row(f"{usd:.2f}", how)
     _console.print(table)
+    if exchange:
+        table = _table("US$", "exchanges of analytics")
+        for what, usd in exchange.items():
+            table.add_row(f"{usd:.4f}" if usd < _SMALL_USD else f"{usd:.2f}", what)
+        _console.print(table)
     budget = profile.budget.monthly_usd
     alarm = f"The alarm on the real bill is at ${budget:.0f} a month." if budget else "There is no budget."
     source = f"{prices.region} of {prices.as_of}, without free tiers and taxes (farcall_infra/prices.toml)"
@@ -163,6 +172,18 @@ def _lines(status: Status) -> list[tuple[str, str]]:
     return lines
 
 
+def show_storage(storage: Storage) -> None:
+    """Print the addresses of the storage of analytics."""
+    echo(f"export FARCALL_ANALYTICS_STORAGE={storage.bucket}")
+    if storage.express:
+        echo(f"{'Express':10} {storage.express}")
+    if storage.cache:
+        echo(f"{'Valkey':10} {storage.cache}")
+    elif storage.has_cache:
+        none = "none; `farcall cloud analytics --start` creates it in about a minute"
+        echo(f"{'Valkey':10} {storage.cache_status or none}")
+
+
 def _number(sample: Sample) -> str:
     return f"{sample.value:.3g}" if sample.value % 1 else f"{sample.value:.0f}"
 
@@ -180,6 +201,10 @@ def show_remains(remains: Remains, prices: Prices) -> None:
     if remains.secret:
         echo(f"  the secret of your Globus client: ${prices.secrets.secret_usd_per_month:.2f} a month")
         echo(f"    aws secretsmanager delete-secret --secret-id {remains.secret}")
+    if remains.express:
+        bucket = remains.express.removeprefix("s3://")
+        echo(f"  directory bucket {bucket}: its objects expire within a day")
+        echo(f"    aws s3api delete-bucket --bucket {bucket}")
     echo("  the CDK's bootstrap stack and its bucket of bundles: cents; other CDK apps may use it too")
     for unknown in remains.unknown:
         echo(f"  could not be listed: {unknown}")

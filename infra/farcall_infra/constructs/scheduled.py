@@ -44,7 +44,7 @@ class Reconciler(Construct):
         self.function = reconciler.function
         stores.grant(reconciler.role, "reconciler")
         fleet.grant(self, reconciler.role)
-        _run_every(self, "EachMinute", self.function, minutes=1)
+        run_every(self, "EachMinute", self.function, minutes=1)
 
 
 class Canary(Construct):
@@ -70,10 +70,11 @@ class Canary(Construct):
         canary.role.add_to_principal_policy(
             iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[api.function_arn])
         )
-        _run_every(self, "Schedule", self.function, minutes=deployment.profile.canary.minutes)
+        run_every(self, "Schedule", self.function, minutes=deployment.profile.canary.minutes)
 
 
-def _run_every(scope: Construct, construct_id: str, function: lambda_.Function, *, minutes: int) -> None:
+def run_every(scope: Construct, construct_id: str, function: lambda_.Function, *, minutes: int) -> None:
+    """Invoke ``function`` every so many minutes."""
     rule = events.Rule(scope, construct_id, schedule=events.Schedule.rate(cdk.Duration.minutes(minutes)))
     # No retries: the next run replaces a missed or failed one.
     rule.add_target(targets.LambdaFunction(function, retry_attempts=0))
