@@ -19,25 +19,32 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number, split_prefixes
+from farcall_common.objects.pace import Pace, StoreBusy, pace_of
 from farcall_common.payload import Piece
 from farcall_common.private import locked
 
-_READS, _WRITES, _READ_BYTES, _WRITTEN_BYTES = range(4)
+_READ_BYTES, _WRITTEN_BYTES, _READS, _WRITES = range(4)
+"""Limits. Behind the last one are reads and writes of the second prefix, and so on."""
 _SCHEME: Final = "shaped:"
-_STATE: Final = struct.Struct("4d")
+_TIME: Final = struct.Struct("d")
+_BURST_S: Final = 0.1
+"""A storage that refuses requests takes as many at once as its rates allow in this time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
     """The limits of a storage. Rates are per second; infinite: no limit.
 
-    :param reads, writes: requests of all workers together.
+    :param reads, writes: requests of all workers together, for each prefix of the storage.
     :param read_bytes, written_bytes: of all workers together.
     :param worker_read_bytes, worker_written_bytes: of one worker.
     :param latency_s: median of what a request takes before its first byte; it has a log-normal distribution with
         ``latency_sigma``.
     :param slow_part: of workers, which have 1 / ``slow_factor`` of the bandwidth.
+    :param refuses: whether requests beyond the rates are refused, as S3 does, instead of delayed.
+    :param error_part: of requests, which fail at random as if they were refused. Half of the writes that fail have been
+        done, as when an answer is lost.
     """
 
     reads: float = math.inf
@@ -50,6 +57,8 @@ class Shape:
     latency_sigma: float = 0.0
     slow_part: float = 0.0
     slow_factor: float = 1.0
+    refuses: bool = False
+    error_part: float = 0.0
 
 
 def describe(path: Path, url: str, shape: Shape) -> str:
@@ -64,39 +73,61 @@ def open_storage(url: str) -> Blocks:
         return open_blocks(url)
     path = Path(url.removeprefix(_SCHEME))
     found = json.loads(path.read_text())
-    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), SharedTimes(path.with_suffix(".times")))
+    _, prefixes = split_prefixes(found["url"])
+    times = SharedTimes(path.with_suffix(".times"), prefixes=prefixes)
+    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), times, pace=pace_of(url))
 
 
 class SharedTimes:
     """When each limit of a storage is free again, in a file that processes share. Seconds of the monotonic clock, which
-    all processes of a machine have in common."""
+    all processes of a machine have in common.
 
-    def __init__(self, path: Path) -> None:
+    :param prefixes: of the storage, each of which has limits of reads and writes of its own.
+    """
+
+    def __init__(self, path: Path, *, prefixes: int = 1) -> None:
+        self.prefixes = prefixes
         self._path = path
+        size = _TIME.size * (2 + 2 * prefixes)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(descriptor, _STATE.size)
-        self._memory = mmap.mmap(descriptor, _STATE.size)
+        os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
         os.close(descriptor)
 
     def reserve(self, amounts: Sequence[tuple[int, float]], now: float) -> float:
         """Reserve so many seconds of each of these limits; when the last of them has been used up."""
         with locked(self._path):
-            free_at = list(_STATE.unpack_from(self._memory))
-            for limit, seconds in amounts:
-                free_at[limit] = max(free_at[limit], now) + seconds
-            _STATE.pack_into(self._memory, 0, *free_at)
-        return max((free_at[limit] for limit, _ in amounts), default=now)
+            return max((self._add(limit, seconds, now) for limit, seconds in amounts), default=now)
+
+    def admit(self, limit: int, seconds: float, now: float) -> bool:
+        """Reserve so many seconds of a limit, if it has not been used up; whether that is so."""
+        with locked(self._path):
+            if self._free_at(limit) > now + _BURST_S:
+                return False
+            self._add(limit, seconds, now)
+        return True
 
     def close(self) -> None:
         """Close the file; it stays."""
         self._memory.close()
 
+    def _add(self, limit: int, seconds: float, now: float) -> float:
+        free_at = max(self._free_at(limit), now) + seconds
+        _TIME.pack_into(self._memory, limit * _TIME.size, free_at)
+        return free_at
+
+    def _free_at(self, limit: int) -> float:
+        free_at: float
+        (free_at,) = _TIME.unpack_from(self._memory, limit * _TIME.size)
+        return free_at
+
 
 class ShapedBlocks(Blocks):
-    """Blocks of a storage, as slow as a shape says.
+    """Blocks of a storage, as slow as a shape says, or as busy.
 
     :param times: of all processes that use the storage.
-    :param seed: of latencies, and of whether this worker is slow.
+    :param pace: of the requests; a new one if it is not given.
+    :param seed: of latencies, of errors, and of whether this worker is slow.
     """
 
     def __init__(
@@ -105,6 +136,7 @@ class ShapedBlocks(Blocks):
         shape: Shape,
         times: SharedTimes,
         *,
+        pace: Pace | None = None,
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -113,7 +145,9 @@ class ShapedBlocks(Blocks):
         self._blocks = blocks
         self._shape = shape
         self._times = times
+        self._pace = Pace() if pace is None else pace
         self._random = random.Random(os.getpid() if seed is None else seed)  # noqa: S311 - no secret
+        self._errors = random.Random(seed)  # noqa: S311 - if there is no seed, others than those of the last storage
         self._slowness = shape.slow_factor if self._random.random() < shape.slow_part else 1.0
         self._own_lock = threading.Lock()
         self._free_at = {_READ_BYTES: 0.0, _WRITTEN_BYTES: 0.0}
@@ -121,18 +155,13 @@ class ShapedBlocks(Blocks):
         self._sleep = sleep
 
     def create(self, name: str, pieces: Sequence[Piece]) -> bool:
-        self._wait_write(sum(map(len, pieces)))
-        return self._blocks.create(name, pieces)
+        return self._pace.run(lambda: self._create(name, pieces))
 
     def read(self, part: Part) -> memoryview:
-        found = self._blocks.read(part)
-        self._wait_read(len(found))
-        return found
+        return self._pace.run(lambda: self._read(part))
 
     def take(self, name: str) -> memoryview | None:
-        found = self._blocks.take(name)
-        self._wait_read(0 if found is None else len(found))
-        return found
+        return self._pace.run(lambda: self._take(name))
 
     def names(self, prefix: str) -> Iterator[str]:
         return self._blocks.names(prefix)
@@ -140,18 +169,66 @@ class ShapedBlocks(Blocks):
     def delete(self, names: Sequence[str]) -> None:
         self._blocks.delete(names)
 
+    def delete_below(self, prefix: str) -> None:
+        self._blocks.delete_below(prefix)
+
     def close(self) -> None:
         self._blocks.close()
         self._times.close()
 
-    def _wait_read(self, size: int) -> None:
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        fails = self._errors.random() < self._shape.error_part
+        if fails and self._errors.random() < 0.5:
+            raise _failed(name)
+        self._admit(name, _WRITES, self._shape.writes)
+        self._wait_write(name, sum(map(len, pieces)))
+        created = self._blocks.create(name, pieces)
+        if fails:
+            raise _failed(name)
+        return created
+
+    def _read(self, part: Part) -> memoryview:
+        self._begin_read(part.name)
+        found = self._blocks.read(part)
+        self._wait_read(part.name, len(found))
+        return found
+
+    def _take(self, name: str) -> memoryview | None:
+        self._begin_read(name)
+        found = self._blocks.take(name)
+        self._wait_read(name, 0 if found is None else len(found))
+        return found
+
+    def _begin_read(self, name: str) -> None:
+        if self._errors.random() < self._shape.error_part:
+            raise _failed(name)
+        self._admit(name, _READS, self._shape.reads)
+
+    # -- limits --------------------------------------------------------------------------------------------------------
+
+    def _admit(self, name: str, kind: int, rate: float) -> None:
+        """:raises StoreBusy: if the storage refuses requests, and this is one beyond the rate."""
+        if self._shape.refuses and not self._times.admit(self._limit(name, kind), 1 / rate, self._clock()):
+            raise StoreBusy(f"{name}: 503 SlowDown: reduce your request rate.")
+
+    def _limit(self, name: str, kind: int) -> int:
+        """The number of a limit of requests: that of the block's prefix."""
+        return kind + 2 * prefix_number(name, self._times.prefixes)
+
+    def _wait_read(self, name: str, size: int) -> None:
         shape = self._shape
-        amounts = [(_READS, 1 / shape.reads), (_READ_BYTES, size / shape.read_bytes)]
+        amounts = [(_READ_BYTES, size / shape.read_bytes)]
+        if not shape.refuses:
+            amounts.append((self._limit(name, _READS), 1 / shape.reads))
         self._wait(amounts, _READ_BYTES, size / shape.worker_read_bytes)
 
-    def _wait_write(self, size: int) -> None:
+    def _wait_write(self, name: str, size: int) -> None:
         shape = self._shape
-        amounts = [(_WRITES, 1 / shape.writes), (_WRITTEN_BYTES, size / shape.written_bytes)]
+        amounts = [(_WRITTEN_BYTES, size / shape.written_bytes)]
+        if not shape.refuses:
+            amounts.append((self._limit(name, _WRITES), 1 / shape.writes))
         self._wait(amounts, _WRITTEN_BYTES, size / shape.worker_written_bytes)
 
     def _wait(self, amounts: Sequence[tuple[int, float]], direction: int, own_s: float) -> None:
@@ -163,3 +240,7 @@ class ShapedBlocks(Blocks):
         until = max(now + latency_s, own_at, self._times.reserve(amounts, now))
         if until > now:
             self._sleep(until - now)
+
+
+def _failed(name: str) -> StoreBusy:
+    return StoreBusy(f"{name}: 503 SlowDown: an error of the shape.")

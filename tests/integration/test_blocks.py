@@ -20,7 +20,7 @@ from tests.integration import store_servers
 from tests.waiting import WAIT_S
 
 BUCKET = "blocks"
-STORAGES = ("memory", "directory", "valkey", "cluster", "s3")
+STORAGES = ("memory", "directory", "directory, 16 prefixes", "valkey", "cluster", "s3", "s3, 20 prefixes")
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
     if request.param == "memory":
         url = "memory:"
-    elif request.param == "directory":
-        url = f"file://{tmp_path}/blocks"
+    elif request.param.startswith("directory"):
+        url = f"file://{tmp_path}/blocks{'?prefixes=16' if ',' in request.param else ''}"
     elif request.param == "valkey":
         server: store_servers.Valkey = request.getfixturevalue("valkey")
         url = server.url
@@ -54,7 +54,7 @@ def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
     else:
         request.getfixturevalue("s3_environment")
         boto3.client("s3").create_bucket(Bucket=BUCKET)
-        url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        url = f"s3://{BUCKET}/{uuid.uuid4().hex}{'?prefixes=20' if ',' in request.param else ''}"
     with open_blocks(url) as storage:
         yield storage
         storage.delete_below("")
@@ -83,6 +83,19 @@ def test_a_directory_keeps_nothing_of_what_is_deleted(tmp_path: Path) -> None:
                 blocks.delete_below(elsewhere)
         assert (tmp_path / "own").is_dir()
         assert list(blocks.names("")) == ["job2/a"]
+
+
+def test_blocks_are_spread_over_prefixes_by_their_names(tmp_path: Path) -> None:
+    with open_blocks(f"file://{tmp_path}/blocks?prefixes=16") as blocks:
+        for number in range(100):
+            blocks.create(f"job/{number}", [b"x"])
+    found = {f"{each.parent.parent.name}/{each.name}" for each in (tmp_path / "blocks").glob("*/job/*")}
+    assert len(found) == 100
+    assert {each.split("/")[0] for each in found} == set("0123456789abcdef")
+    assert {"0/0", "9/11", "6/3"} <= found, "it is the same hash in each version"
+    with open_blocks(f"file://{tmp_path}/blocks?prefixes=1") as blocks:
+        blocks.create("job/0", [b"x"])
+    assert (tmp_path / "blocks" / "job" / "0").is_file()
 
 
 def test_of_several_attempts_at_the_same_time_one_succeeds(blocks: Blocks) -> None:
@@ -138,7 +151,19 @@ def test_an_empty_block_and_one_with_a_strange_name(blocks: Blocks) -> None:
     assert sorted(blocks.names("job/")) == ["job/[a]*?", "job/b"]
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "file://relative", "s3:/x", "valkey:x", "memory"])
+OPTIONS = (
+    *(
+        "s3://b/p?prefixes=0",
+        "s3://b/p?prefixes=257",
+        "s3://b/p?prefixes=²",
+        "s3://b/p?prefixes=",
+        "s3://b/p?prefix=16",
+    ),
+    *("s3://b/p?x=1&prefixes=16", "file:///tmp/x?prefixes=many"),
+)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "file://relative", "s3:/x", "valkey:x", "memory", *OPTIONS])
 def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_blocks(url)

@@ -111,8 +111,76 @@ class Proxy:
         self._server.server_close()
 
 
+class FaultyProxy:
+    """Passes requests on to one server, or lets them fail.
+
+    :param url: of the server.
+    :param fault: of a request, by its method and path: None, or ``busy`` (503), ``conflict`` (409), ``reset`` (the
+        connection ends), ``lost`` (it ends after the request was passed on), ``cut`` (it ends within the answer), or
+        ``hung`` (there is no answer).
+    """
+
+    def __init__(self, url: str, fault: Callable[[str, str], str | None]) -> None:
+        self.fault = fault
+        #: How often each fault was made, and how many requests had none.
+        self.made: collections.Counter[str | None] = collections.Counter()
+        self._closing = threading.Event()
+        there = urllib.parse.urlsplit(url).netloc
+        outer = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"] or 0))
+                fault = outer.fault(self.command, self.path)
+                outer.made[fault] += 1
+                if fault in ("busy", "conflict"):
+                    status, code = (503, "SlowDown") if fault == "busy" else (409, "ConditionalRequestConflict")
+                    self.answer(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+                    return
+                if fault == "hung":
+                    outer._closing.wait()
+                if fault in ("hung", "reset"):
+                    self.end()
+                    return
+                status, headers, found = self.passed(body)
+                if fault == "lost":
+                    self.end()
+                elif fault == "cut":
+                    self.answer(status, {**headers, "Content-Length": str(len(found) + 1)}, found)
+                    self.end()
+                else:
+                    self.answer(status, headers, found)
+
+            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815
+
+            def passed(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+                with contextlib.closing(http.client.HTTPConnection(there)) as connection:
+                    connection.request(self.command, self.path, body, dict(self.headers))
+                    response = connection.getresponse()
+                    found = response.read()
+                kept = {name: value for name, value in response.getheaders() if name.lower() not in _OF_CONNECTIONS}
+                return response.status, kept, found
+
+            def end(self) -> None:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+        self._server = _serve(Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+_OF_CONNECTIONS = {"connection", "transfer-encoding", "date", "server"}
+"""Headers that are not passed on."""
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes | Iterator[bytes]) -> None:
         self.send_response(status)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -14,9 +17,12 @@ from hypothesis import strategies as st
 from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ObjectGone, StoreUnavailable
-from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number
+from farcall_common.objects.pace import Pace, StoreBusy
 from farcall_common.payload import Piece
 from tests.support.blocks import WrappedBlocks
+
+T = TypeVar("T")
 
 PARTITIONS = st.lists(st.lists(st.binary(max_size=20), max_size=3), min_size=1, max_size=8)
 
@@ -211,3 +217,99 @@ def test_latencies_have_a_tail_and_are_those_of_the_seed(tmp_path: Path) -> None
     assert ordered[100] == pytest.approx(0.1, rel=0.3)
     assert ordered[-1] > 5 * ordered[100]
     assert math.isfinite(ordered[-1])
+
+
+class NoPace(Pace):
+    """Makes each request once."""
+
+    def run(self, request: Callable[[], T]) -> T:
+        return request()
+
+
+def refusing(tmp_path: Path, shape: Shape, time: Time, *, prefixes: int = 1) -> ShapedBlocks:
+    times = SharedTimes(tmp_path / "times", prefixes=prefixes)
+    blocks = open_blocks("memory:")
+    return ShapedBlocks(blocks, shape, times, pace=NoPace(), seed=1, clock=lambda: time.now, sleep=time.sleep)
+
+
+def attempted(blocks: Blocks, numbers: Iterable[int]) -> list[str]:
+    """Try to create blocks with these numbers as names; the names of those that were created."""
+    created = []
+    for number in numbers:
+        with contextlib.suppress(StoreBusy):
+            assert blocks.create(f"{number}", [b"x"])
+            created.append(f"{number}")
+    return created
+
+
+def test_requests_beyond_the_rates_are_refused_and_take_no_time(tmp_path: Path) -> None:
+    time = Time()
+    with refusing(tmp_path, Shape(writes=128, reads=64, refuses=True), time) as blocks:
+        assert len(attempted(blocks, range(100))) == 13, "as many as come in 0.1 s"
+        assert time.now == 100
+        time.now += 0.05
+        created = attempted(blocks, range(100, 200))
+        assert len(created) == 7
+        for _ in range(7):
+            blocks.read(Part("0"))
+        with pytest.raises(StoreBusy, match="503 SlowDown"):
+            blocks.read(Part("0"))
+        time.now += 0.02
+        assert bytes(blocks.read(Part("0"))) == b"x"
+
+
+def test_each_prefix_has_rates_of_its_own(tmp_path: Path) -> None:
+    shape, time = Shape(writes=128, reads=128, refuses=True), Time()
+    with refusing(tmp_path, shape, time, prefixes=4) as blocks:
+        created = attempted(blocks, range(200))
+        assert [sum(prefix_number(each, 4) == prefix for each in created) for prefix in range(4)] == [13] * 4
+        for name in created:
+            blocks.read(Part(name))
+    (tmp_path / "delayed").mkdir()
+    with shaped(tmp_path / "delayed", Shape(writes=10), time) as blocks:
+        started = time.now
+        for number in range(20):
+            blocks.create(f"{number}", [b"x"])
+        assert time.now - started == pytest.approx(2)
+
+
+def test_a_part_of_requests_fails_and_half_of_the_writes_were_done(tmp_path: Path) -> None:
+    with refusing(tmp_path, Shape(error_part=0.2), Time()) as blocks:
+        known = set(attempted(blocks, range(2000)))
+        written = set(blocks.names(""))
+        assert 0.75 < len(known) / 2000 < 0.85
+        assert known < written
+        assert 0.85 < len(written) / 2000 < 0.95
+        failed = 0
+        for name in known:
+            try:
+                blocks.read(Part(name))
+            except StoreBusy:
+                failed += 1
+        assert 0.15 < failed / len(known) < 0.25
+
+
+def test_the_errors_are_those_of_the_seed(tmp_path: Path) -> None:
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        with refusing(tmp_path / name, Shape(error_part=0.5), Time()) as blocks:
+            found.append(attempted(blocks, range(50)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["combined", "pairs"])
+def test_what_a_busy_storage_takes_is_what_was_written(tmp_path: Path, kind: str) -> None:
+    """A write whose answer was lost finds its own block when it is made again."""
+    chance = random.Random(3)
+    pace = Pace(sleep=lambda _: None)
+    with ShapedBlocks(
+        open_blocks("memory:"), Shape(error_part=0.5), SharedTimes(tmp_path / "times"), pace=pace, seed=2
+    ) as blocks:
+        for task in range(30):
+            partitions = [[chance.randbytes(5)] for _ in range(3)]
+            written = [write(kind, blocks, f"job/{task}", attempt, partitions) for attempt in ("one", "two")]
+            assert written[0] == written[1]
+            assert contents(blocks, written[:1], 3) == [[pieces[0]] for pieces in partitions]
+        assert len(list(blocks.names("job/"))) == 30 * (1 if kind == "combined" else 4)
+    assert pace.window.size < 8

@@ -10,13 +10,15 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import contextlib
+import hashlib
 import shutil
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from farcall_common.errors import ConfigurationError, ObjectGone
+from farcall_common.objects.pace import MOST, pace_of
 from farcall_common.objects.s3 import bucket_errors, open_bucket
 from farcall_common.objects.valkey import SCHEMES, checked, open_client, server_errors
 from farcall_common.payload import Piece
@@ -24,11 +26,16 @@ from farcall_common.payload import Piece
 if TYPE_CHECKING:
     from obstore.store import LocalStore, MemoryStore, S3Store
 
+T = TypeVar("T")
+
 _FORMS: Final = "s3://BUCKET/PREFIX, file:///SHARED/DIRECTORY, or valkey://:PASSWORD@HOST:PORT/0"
-_AT_A_TIME: Final = 8
-"""Reads of one task that go on at the same time."""
 _PREFIX: Final = "farcall:block:"
 _STEP: Final = 500
+_PAGE: Final = 1_000
+"""Names that a bucket gives for a request."""
+_PREFIXES: Final = "?prefixes="
+_MOST_PREFIXES: Final = 256
+_STALL_S: Final = 30.0
 _KEPT_S: Final = 86_400
 """After so long Valkey deletes what was not deleted."""
 
@@ -66,7 +73,7 @@ class Blocks(abc.ABC):
 
     def read_all(self, parts: Iterable[Part]) -> list[memoryview]:
         """Parts in their order, some of them read at the same time."""
-        with concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as readers:
+        with concurrent.futures.ThreadPoolExecutor(MOST) as readers:
             return list(readers.map(self.read, parts))
 
     def take(self, name: str) -> memoryview | None:
@@ -112,53 +119,107 @@ def open_blocks(url: str) -> Blocks:
     """
     scheme, _, rest = url.partition(":")
     if scheme in ("s3", "file", "memory"):
-        return ObjectBlocks(url)
+        address, prefixes = split_prefixes(url)
+        blocks = ObjectBlocks(address)
+        return blocks if prefixes == 1 else SpreadBlocks(blocks, prefixes)
     if scheme in SCHEMES and rest.startswith("//"):
         return ValkeyBlocks(url)
     raise ConfigurationError(f"{scheme}: is no storage of blocks.", hint=f"Write {_FORMS}.")
 
 
-class ObjectBlocks(Blocks):
-    """Blocks in a bucket of S3, in a directory that all nodes share, or in this object alone (``memory:``)."""
+def split_prefixes(url: str) -> tuple[str, int]:
+    """An address without ``?prefixes=N``, and that number; 1 if it has none.
 
-    def __init__(self, url: str) -> None:
+    :raises ConfigurationError: if it is no such number.
+    """
+    if not url.startswith(("s3:", "file:")):
+        return url, 1
+    address, option, number = url.partition(_PREFIXES)
+    if url.startswith("s3:") and "?" in address:
+        raise ConfigurationError(f"{url} has an option that is not known.", hint="The only one is ?prefixes=16.")
+    if not option:
+        return url, 1
+    if not (number.isascii() and number.isdecimal() and 1 <= int(number) <= _MOST_PREFIXES):
+        raise ConfigurationError(
+            f"{url}: prefixes is not a number from 1 to {_MOST_PREFIXES}.", hint="Write ?prefixes=16, for instance."
+        )
+    return address, int(number)
+
+
+def prefix_number(name: str, prefixes: int) -> int:
+    """Below which of so many prefixes a block is: the same one in each process."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest()) % prefixes
+
+
+class ObjectBlocks(Blocks):
+    """Blocks in a bucket of S3, in a directory that all nodes share, or in this object alone (``memory:``).
+
+    Requests to a bucket have a :class:`~farcall_common.objects.pace.Pace`, the same one for all that this process has
+    in that bucket. It makes them again, and obstore does not: it would hide refusals from the pace.
+
+    :param stall_s: after which a read of a bucket that gets no byte is made again.
+    """
+
+    def __init__(self, url: str, *, stall_s: float = _STALL_S) -> None:
         self._url = url
         self._is_directory = url.startswith("file:")
-        self._store = _open_store(url)
+        self._pace = pace_of(f"s3://{urllib.parse.urlsplit(url).netloc}") if url.startswith("s3:") else None
+        self._store: S3Store | LocalStore | MemoryStore
+        self._writer: S3Store | LocalStore | MemoryStore
+        if self._pace is None:
+            self._store = self._writer = _open_store(url)
+        else:
+            self._store = open_bucket(url, retries=0, stall_s=stall_s)
+            self._writer = open_bucket(url, retries=0)
 
     def create(self, name: str, pieces: Sequence[Piece]) -> bool:
         from obstore.exceptions import AlreadyExistsError
 
-        with bucket_errors(self._url):
+        data = b"".join(pieces)
+
+        def request() -> bool:
             try:
-                self._store.put(name, b"".join(pieces), mode="create", use_multipart=False)
-            except AlreadyExistsError:
+                self._writer.put(name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError as error:
+                if "ConditionalRequestConflict" in str(error):
+                    raise  # another attempt creates it at the same time: which one succeeds is not known yet
                 return False
-        return True
+            return True
+
+        return self._request(request)
 
     def read(self, part: Part) -> memoryview:
         if part.end is not None and part.end <= part.start:
             return memoryview(b"")
-        with bucket_errors(self._url):
+
+        def request() -> memoryview:
             try:
                 if part.end is None and not part.start:
                     return memoryview(self._store.get(part.name).bytes())
                 end = self._store.head(part.name)["size"] if part.end is None else part.end
-                found = memoryview(self._store.get_range(part.name, start=part.start, end=end))
+                return memoryview(self._store.get_range(part.name, start=part.start, end=end))
             except FileNotFoundError:
                 raise _gone(part) from None
-        return _whole(found, part)
+
+        return _whole(self._request(request), part)
 
     def names(self, prefix: str) -> Iterator[str]:
-        with bucket_errors(self._url):
-            for page in self._store.list(prefix):
-                yield from (each["path"] for each in page)
+        if self._pace is None:
+            with bucket_errors(self._url):
+                for page in self._store.list(prefix):
+                    yield from (each["path"] for each in page)
+            return
+        found = self._page(prefix, None)
+        yield from found
+        while len(found) == _PAGE:
+            found = self._page(prefix, found[-1])
+            yield from found
 
     def delete(self, names: Sequence[str]) -> None:
+        if not self._is_directory:
+            self._request(lambda: self._store.delete(list(names)))
+            return
         with bucket_errors(self._url):
-            if not self._is_directory:
-                self._store.delete(list(names))
-                return
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     self._store.delete(name)
@@ -170,6 +231,63 @@ class ObjectBlocks(Blocks):
 
     def close(self) -> None:
         """Do nothing: obstore closes its connections."""
+
+    def _page(self, prefix: str, after: str | None) -> list[str]:
+        """The next names of a bucket, which are in order: each page is a request that can be made again."""
+
+        def request() -> list[str]:
+            pages = self._store.list(prefix, offset=after, chunk_size=_PAGE)
+            return [each["path"] for each in next(iter(pages), ())]
+
+        return self._request(request)
+
+    def _request(self, request: Callable[[], T]) -> T:
+        def checked_request() -> T:
+            with bucket_errors(self._url):
+                return request()
+
+        return checked_request() if self._pace is None else self._pace.run(checked_request)
+
+
+class SpreadBlocks(Blocks):
+    """Blocks of a storage, spread over prefixes by a hash of their names: a bucket limits the requests for each prefix.
+
+    :param prefixes: how many; they are hexadecimal numbers with as many digits as the last one.
+    """
+
+    def __init__(self, blocks: Blocks, prefixes: int) -> None:
+        self._blocks = blocks
+        self._prefixes = prefixes
+        self._digits = len(f"{prefixes - 1:x}")
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        return self._blocks.create(self._path(name), pieces)
+
+    def read(self, part: Part) -> memoryview:
+        return self._blocks.read(part._replace(name=self._path(part.name)))
+
+    def names(self, prefix: str) -> Iterator[str]:
+        for folder in self._folders():
+            yield from (each.removeprefix(folder) for each in self._blocks.names(folder + prefix))
+
+    def delete(self, names: Sequence[str]) -> None:
+        self._blocks.delete([self._path(name) for name in names])
+
+    def delete_below(self, prefix: str) -> None:
+        with concurrent.futures.ThreadPoolExecutor(MOST) as deleters:
+            list(deleters.map(lambda folder: self._blocks.delete_below(folder + prefix), self._folders()))
+
+    def close(self) -> None:
+        self._blocks.close()
+
+    def _path(self, name: str) -> str:
+        return self._folder(prefix_number(name, self._prefixes)) + name
+
+    def _folders(self) -> Iterator[str]:
+        return map(self._folder, range(self._prefixes))
+
+    def _folder(self, number: int) -> str:
+        return f"{number:0{self._digits}x}/"
 
 
 class ValkeyBlocks(Blocks):
@@ -219,9 +337,7 @@ class ValkeyBlocks(Blocks):
         self._client.close()
 
 
-def _open_store(url: str) -> S3Store | LocalStore | MemoryStore:
-    if url.startswith("s3:"):
-        return open_bucket(url)
+def _open_store(url: str) -> LocalStore | MemoryStore:
     try:
         from obstore.store import LocalStore, MemoryStore
     except ModuleNotFoundError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farcall_common.errors import ConfigurationError, StoreDenied, StoreUnavailable
 from farcall_common.object_keys import Key, Lifetime, lifetime_of
 from farcall_common.objects.connectors import ObjectConnector
+from farcall_common.objects.pace import StoreBusy
 from farcall_common.payload import Piece
 
 if TYPE_CHECKING:
@@ -18,15 +20,33 @@ if TYPE_CHECKING:
 
 _PART_BYTES: Final = 16 * 2**20
 """Above this size an object is uploaded in parts, a few at the same time."""
-_RETRY: Final = {"max_retries": 3, "retry_timeout": dt.timedelta(seconds=60)}
+_RETRIES: Final = 3
+_RETRY_TIMEOUT: Final = dt.timedelta(seconds=60)
 _EXPRESS: Final = "--x-s3"
 """Names of directory buckets, those of S3 Express One Zone, end with it."""
 _FOR_CREDENTIALS: Final = ("/latest/api/token", "/latest/meta-data/iam/", "//169.254.170.2/")
 """Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of AWS."""
+_BUSY: Final = re.compile(
+    r"status code: (408|429|500|502|503|504)\b"
+    r"|HTTP error: "  # no answer, or not all of it: refused, reset, timed out
+    r"|<Code>(SlowDown|InternalError|ServiceUnavailable|RequestTimeout|ConditionalRequestConflict)</Code>"
+)
+"""What obstore says of a request that may be answered if it is made again. Its class is the same for all errors."""
 
 
-def open_bucket(url: str, *, endpoint_url: str | None = None, region: str | None = None) -> S3Store:
-    """A client of obstore for a bucket and a prefix in it. See :class:`S3`."""
+def open_bucket(
+    url: str,
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    retries: int = _RETRIES,
+    stall_s: float | None = None,
+) -> S3Store:
+    """A client of obstore for a bucket and a prefix in it. See :class:`S3`.
+
+    :param retries: that obstore makes by itself.
+    :param stall_s: after which a request fails that gets no byte; an upload gets none before its end.
+    """
     try:
         from obstore.exceptions import BaseError
         from obstore.store import S3Store  # here: only this store needs it
@@ -36,13 +56,16 @@ def open_bucket(url: str, *, endpoint_url: str | None = None, region: str | None
         ) from error
     is_express = url.removeprefix("s3://").partition("/")[0].endswith(_EXPRESS)
     options: dict[str, Any] = {"endpoint": endpoint_url, "region": region, "s3_express": is_express or None}
+    client_options = {"allow_http": True, "connect_timeout": "5s", "timeout": "10m"}
+    if stall_s is not None:
+        client_options["read_timeout"] = f"{stall_s * 1000:.0f}ms"
     if not url.startswith("s3://"):
         raise ConfigurationError(f"{url} is not the address of a bucket.", hint="Write s3://BUCKET/PREFIX.")
     try:
         return S3Store.from_url(
             url,
-            client_options={"allow_http": True, "connect_timeout": "5s", "timeout": "10m"},
-            retry_config=_RETRY,  # type: ignore[arg-type]
+            client_options=client_options,  # type: ignore[arg-type]
+            retry_config={"max_retries": retries, "retry_timeout": _RETRY_TIMEOUT},
             **{name: value for name, value in options.items() if value is not None},
         )
     except (BaseError, ValueError) as error:
@@ -53,7 +76,7 @@ def open_bucket(url: str, *, endpoint_url: str | None = None, region: str | None
 
 @contextlib.contextmanager
 def bucket_errors(url: str) -> Iterator[None]:
-    """Errors of the service as those of a store."""
+    """Errors of the service as those of a store; :class:`StoreBusy` if the request may be made again."""
     from obstore import exceptions
 
     try:
@@ -66,7 +89,8 @@ def bucket_errors(url: str) -> Iterator[None]:
                 f"There are no credentials for {url}.",
                 hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where this runs, or give its machine a role.",
             ) from error
-        raise StoreUnavailable(f"{url}: {_short(error)}") from error
+        kind = StoreBusy if _BUSY.search(str(error)) else StoreUnavailable
+        raise kind(f"{url}: {_short(error)}") from error
 
 
 class S3(ObjectConnector):
