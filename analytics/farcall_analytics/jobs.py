@@ -26,7 +26,16 @@ from farcall_analytics.attempts import GRACE_S, Attempts, Executor, StageReport
 from farcall_analytics.exchange import Written
 from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input, delete_other_parts
-from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
+from farcall_analytics.passing import (
+    Way,
+    begin_job,
+    end_job,
+    find_written,
+    from_stream,
+    read_tables,
+    to_stream,
+    write_tables,
+)
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
 from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
@@ -142,6 +151,7 @@ def run(
     :raises ConfigurationError: if that job was begun with another query, other tables or other settings.
     """
     started = time.monotonic()
+    engine.require_threads()
     if job is not None and not _JOB.fullmatch(job):
         raise ConfigurationError(
             f"{job!r} is no name of a job.",
@@ -350,7 +360,7 @@ class _Job:
         """Tasks that put together what some have written, each for some partitions."""
         bounds = [part[0] for part in _parts(range(partitions), math.isqrt(partitions - 1) + 1)]
         return [
-            Regroup(f"{prefix}-{first}", "", tuple(written), first, last, self._ways, self._may_be_done)
+            Regroup(f"{prefix}-{first}", tuple(written), first, last, self._ways, self._may_be_done)
             for first, last in itertools.pairwise([*bounds, partitions])
         ]
 
@@ -363,7 +373,6 @@ class _Job:
         tasks = [
             Task(
                 name=f"{stage.number}-{self.reports[stage.number].repeats}-{number}",
-                attempt="",
                 seed=stage.number * 1_000_003 + number,
                 fragment=stage.fragment,
                 schema=stage.schema,
@@ -425,7 +434,7 @@ class _Job:
         if key not in self._given:
             own = [table.select(list(source.columns))]
             name = f"given-{len(self._given)}"
-            self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
+            self._given[key] = [write_tables(self._ways, 0, name, own)]
         return self._given[key]
 
     # -- jobs that are continued ---------------------------------------------------------------------------------------
@@ -469,9 +478,8 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
     """Delete what is in the storages at the end, however it comes."""
     try:
+        begin_job(ways)
         yield
     finally:
         wait(losers, timeout=GRACE_S)
-        for way in ways:
-            with open_storage(way.url) as blocks:
-                blocks.delete_below(f"{way.job}/")
+        end_job(ways)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -15,9 +16,12 @@ import pyarrow.ipc
 from farcall_analytics.exchange import Written, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.shaper import open_storage
 from farcall_common.errors import ObjectGone, StoreFull
+from farcall_common.objects.blocks import Part
 from farcall_common.payload import Piece
 
 _CODECS: Final = ("none", "lz4", "zstd")
+_RUNNING: Final = "running"
+"""A block that each job has in its first storage while it runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,30 +47,61 @@ class Way:
             raise ValueError("memory: is not shared between tasks; use a directory, a bucket or a Valkey")
 
 
-def write_tables(ways: Sequence[Way], to: int, task: str, attempt: str, tables: Sequence[pa.Table]) -> Written:
+def begin_job(ways: Sequence[Way]) -> None:
+    """From now on tasks may write."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.create(f"{ways[0].job}/{_RUNNING}", [b""])
+
+
+def end_job(ways: Sequence[Way]) -> None:
+    """Delete what tasks have written; those that still run delete what they write from now on themselves."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.delete([f"{ways[0].job}/{_RUNNING}"])
+    for way in ways:
+        with open_storage(way.url) as blocks:
+            blocks.delete_below(f"{way.job}/")
+
+
+def check_running(ways: Sequence[Way]) -> None:
+    """:raises ObjectGone: if the job has ended."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.read(Part(f"{ways[0].job}/{_RUNNING}"))
+
+
+def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Table]) -> Written:
     """Write the tables of a task, one for each partition.
 
     :param ways: the storages of the job; ``to``: which of them. If that one has no room, the first one.
     :param task: differs from that of each other task of the job.
-    :param attempt: differs from that of each other attempt.
+    :raises ObjectGone: if the job has ended; nothing is left then.
     """
     pieces = [[to_stream(each, ways[to].codec)] for each in tables]
     try:
-        return write_pieces(ways, to, task, attempt, pieces)
+        return write_pieces(ways, to, task, pieces)
     except StoreFull:
         if not to:
             raise
-        return write_pieces(ways, 0, task, attempt, pieces)
+        return write_pieces(ways, 0, task, pieces)
 
 
 def write_pieces(
-    ways: Sequence[Way], to: int, task: str, attempt: str, pieces: Sequence[Sequence[Piece]], *, first: int = 0
+    ways: Sequence[Way], to: int, task: str, pieces: Sequence[Sequence[Piece]], *, first: int = 0
 ) -> Written:
     """Write the partitions of a task, from the number ``first`` on."""
     way = ways[to]
     name = f"{way.job}/{task}"
+    # of this run, not of the call: an executor may run a call twice, with rows in another order
+    attempt = uuid.uuid4().hex
     with open_storage(way.url) as blocks:
         found = write_combined(blocks, name, pieces) if way.combines else write_pairs(blocks, name, attempt, pieces)
+        try:
+            check_running(ways)
+        except ObjectGone:
+            if way.combines:
+                blocks.delete([name])
+            else:
+                blocks.delete_below(f"{name}/")
+            raise
     return msgspec.structs.replace(found, first=first, storage=to)
 
 
