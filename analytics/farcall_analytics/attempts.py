@@ -7,22 +7,23 @@ import math
 import statistics
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any, Final, Protocol
 
 from farcall_analytics.reports import StageReport
-from farcall_analytics.tasks import Done, Regroup, Task
+from farcall_analytics.tasks import Done, Regroup, Task, Unsuitable
 from farcall_common.errors import ConfigurationError, ObjectGone, TaskFailed
 
 GRACE_S: Final = 10.0
 """For which tasks that nothing waits for are awaited before what they write is deleted."""
 _LOOKS_EVERY_S: Final = 0.25
 _COPIES_PART: Final = 0.1
-"""Of the tasks of a stage, how many may have a copy at most; one at least."""
+"""Of the tasks of a stage, how many may have a copy at the same time; one at least."""
 _SLOWNESS: Final = 1.5
 """How many times the median of the others nothing must have finished before slow tasks get copies."""
+_MOST_ROUNDS: Final = 4
+"""In which a task seeks a place that it need not avoid: by 2, 4, 8, ... attempts at the same time."""
 
 
 class Executor(Protocol):
@@ -34,12 +35,16 @@ class Executor(Protocol):
 
 @dataclasses.dataclass
 class _Attempts:
-    """The attempts of one task; ``started``: the newest one."""
+    """The attempts of one task; ``started``: the newest one. ``avoided``: places where one of them has lacked memory or
+    disk. ``rounds``: in which no other place was found."""
 
     task: Task | Regroup
     futures: list[Future[Done]] = dataclasses.field(default_factory=list)
     started: float = 0.0
     failures: int = 0
+    error: BaseException | None = None
+    avoided: frozenset[str] = frozenset()
+    rounds: int = 0
     done: Done | None = None
 
 
@@ -76,7 +81,7 @@ class Attempts:
         self._all = [_Attempts(task) for task in tasks]
         self._running: dict[Future[Done], _Attempts] = {}
         self._finished_at = 0.0
-        self._copies = 0
+        self._has_other_places = True
         self.losers: list[Future[Done]] = []
         """Attempts that still run although another one has done their task."""
 
@@ -107,7 +112,9 @@ class Attempts:
 
     def _start(self, attempts: _Attempts) -> None:
         is_first = not attempts.futures
-        task = attempts.task._replace(attempt=uuid.uuid4().hex, may_be_done=attempts.task.may_be_done or not is_first)
+        may_be_done = attempts.task.may_be_done or not is_first
+        avoided = attempts.avoided if self._has_other_places else frozenset()
+        task = attempts.task._replace(may_be_done=may_be_done, avoided=avoided)
         future: Future[Done] = self._executor.submit(self._function, task)
         attempts.futures.append(future)
         attempts.started = time.monotonic()
@@ -125,13 +132,33 @@ class Attempts:
                     self.losers.append(other)
             return
         error = _inner(error)
-        attempts.failures += 1
+        is_avoided = isinstance(error, Unsuitable) and error.reason is None
+        if isinstance(error, Unsuitable):
+            attempts.avoided |= {error.place}
+            error = error.reason
+        if error is not None:
+            attempts.failures += 1
+            attempts.error = error
         if any(not other.done() for other in attempts.futures):
             return  # a copy still runs
-        if attempts.failures > self._retries or not _may_pass(error):
-            raise error
+        if attempts.error is not None and (attempts.failures > self._retries or not _may_pass(attempts.error)):
+            raise attempts.error
+        if is_avoided:
+            self._seek_place(attempts)
+            return
         self._report.retries += 1
+        attempts.rounds = 0
         self._start(attempts)
+
+    def _seek_place(self, attempts: _Attempts) -> None:
+        """Start so many attempts at the same time that one of them finds another place: those that come to an avoided
+        one occupy it for a while. If all tasks that are left find none, any place will do."""
+        attempts.rounds += 1
+        if attempts.rounds > _MOST_ROUNDS and all(each.rounds > _MOST_ROUNDS for each in self._running.values()):
+            self._has_other_places = False
+        count = 2 ** min(attempts.rounds, _MOST_ROUNDS) if self._has_other_places else 1
+        for _ in range(count):
+            self._start(attempts)
 
     def _start_copies(self) -> None:
         """Start copies once nothing has finished for as long as a task usually takes, and half of it: what still runs
@@ -141,12 +168,13 @@ class Attempts:
         if part is None or not done or len(done) < part * len(self._all):
             return
         slow_s = _SLOWNESS * statistics.median(each.busy_s for each in done) + _LOOKS_EVERY_S
+        copied = sum(each.done is None and len(each.futures) > each.failures + 1 for each in self._all)
         most = max(1, math.ceil(len(self._all) * _COPIES_PART))
         for each in self._all:
             is_alone = each.done is None and len(each.futures) == each.failures + 1
             waited_s = time.monotonic() - max(each.started, self._finished_at)
-            if is_alone and self._copies < most and waited_s > slow_s:
-                self._copies += 1
+            if is_alone and copied < most and waited_s > slow_s:
+                copied += 1
                 self._report.copies += 1
                 self._start(each)
 

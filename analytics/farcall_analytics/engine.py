@@ -7,21 +7,45 @@ sorts where both have the same order. A task has one thread: a worker has its ow
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
+import os
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.ipc
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 from datafusion.substrait import Consumer, Serde
 
 from farcall_analytics.relations import QueryProblem
+from farcall_common.errors import ConfigurationError
 
 _NUMBER = "number"
 _TIE = "tie"
+_SPILLED_ROWS: Final = 8192
+"""Of a batch, where memory is limited: what goes to the disk goes there in whole batches."""
+_RESERVATION: Final = "datafusion.execution.sort_spill_reservation_bytes"
+_MERGE_BYTES: Final = 10_000_000
+"""Of a limited memory, what is kept for the merge of sorted runs; of a small one, a quarter."""
+
+_used_by = 0
+
+
+def require_threads() -> None:
+    """Begin to use DataFusion and storages, whose threads a fork of this process would lack: it would wait forever.
+
+    :raises ConfigurationError: in a fork of a process that has begun to use them.
+    """
+    global _used_by
+    if _used_by not in (0, os.getpid()):
+        raise ConfigurationError(
+            "This process is the fork of one that has used farcall_analytics, and lacks the threads of that one.",
+            hint="Use ProcessPoolExecutor(mp_context=multiprocessing.get_context('forkserver')), or Farcall's Engine.",
+        )
+    _used_by = os.getpid()
 
 
 def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, memory: int | None = None) -> pa.Table:
@@ -34,7 +58,7 @@ def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, m
     """
     context = _context(memory)
     for name, table in tables.items():
-        _register(context, name, table)
+        _register(context, name, table if memory is None else _in_batches(table))
     with _errors():
         logical = Consumer.from_substrait_plan(context, Serde.deserialize_bytes(fragment))
         return context.create_dataframe_from_logical_plan(logical).to_arrow_table().cast(schema)
@@ -149,16 +173,27 @@ def _errors() -> Iterator[None]:
         yield
     except Exception as error:  # PyO3 has no narrower class
         text = str(error).removeprefix("DataFusion error: ")
-        if "No space left on device" in text:
-            raise OSError(errno.ENOSPC, text) from error
+        if found := re.search(r"\(os error (\d+)\)", text):
+            raise OSError(int(found[1]), text) from error
         raise (MemoryError if "Resources exhausted" in text else QueryProblem)(text) from error
 
 
 def _context(memory: int | None) -> SessionContext:
     runtime = RuntimeEnvBuilder().with_disk_manager_os()
+    config = SessionConfig().with_target_partitions(1)
     if memory is not None:
         runtime = runtime.with_fair_spill_pool(memory)
-    return SessionContext(SessionConfig().with_target_partitions(1), runtime)
+        config = config.set(_RESERVATION, str(min(_MERGE_BYTES, memory // 4)))
+    return SessionContext(config, runtime)
+
+
+def _in_batches(table: pa.Table) -> pa.Table:
+    """A copy in small batches, each with memory of its own: of a slice DataFusion counts all that it is a part of."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=_SPILLED_ROWS)
+    with pa.ipc.open_stream(sink.getvalue()) as batches:
+        return batches.read_all()
 
 
 def _register(context: SessionContext, name: str, table: pa.Table) -> None:

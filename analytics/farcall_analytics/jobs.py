@@ -29,13 +29,23 @@ from farcall_analytics.exchange import Written
 from farcall_analytics.job_plans import JobPlan, JobPlanner, Step, is_divided
 from farcall_analytics.model import Method, runs_of, square_root
 from farcall_analytics.parquet import Input, delete_other_parts
-from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
+from farcall_analytics.passing import (
+    Way,
+    begin_job,
+    delete_blocks,
+    end_job,
+    find_written,
+    from_stream,
+    read_tables,
+    to_stream,
+    write_tables,
+)
 from farcall_analytics.reports import StageReport, report_text
 from farcall_analytics.settings import Settings
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
 from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
-from farcall_common.errors import ConfigurationError, ObjectGone, StoreUnavailable
+from farcall_common.errors import ConfigurationError, ObjectGone
 from farcall_common.objects.blocks import Part
 
 T = TypeVar("T")
@@ -93,6 +103,7 @@ def run(
     :raises ConfigurationError: if that job was begun with another query, other tables or other settings.
     """
     started = time.monotonic()
+    engine.require_threads()
     if job is not None and not _JOB.fullmatch(job):
         raise ConfigurationError(
             f"{job!r} is no name of a job.",
@@ -347,7 +358,7 @@ class _Job:
         except ObjectGone as error:
             report.repeats += 1
             raise _LostRound(str(error)) from error
-        _delete(self._ways, f"{prefix}/")
+        delete_blocks(self._ways, f"{prefix}/")
         return done, _written(regrouped)
 
     def _regroups(self, prefix: str, written: Sequence[Written], partitions: int, per_block: int) -> list[Regroup]:
@@ -355,7 +366,6 @@ class _Job:
         return [
             Regroup(
                 f"{prefix}-{first}",
-                "",
                 tuple(written),
                 first,
                 min(first + per_block, partitions),
@@ -374,7 +384,6 @@ class _Job:
         tasks = [
             Task(
                 name=f"{stage.number}-{self.reports[stage.number].repeats}-{number}",
-                attempt="",
                 seed=stage.number * 1_000_003 + number,
                 fragment=stage.fragment,
                 schema=stage.schema,
@@ -437,7 +446,7 @@ class _Job:
             if key not in self._given:
                 own = [table.select(list(source.columns))]
                 name = f"given-{len(self._given)}"
-                self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
+                self._given[key] = [write_tables(self._ways, 0, name, own)]
             return self._given[key]
 
     # -- jobs that are continued ---------------------------------------------------------------------------------------
@@ -481,14 +490,8 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
 def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
     """Delete what is in the storages at the end, however it comes."""
     try:
+        begin_job(ways)
         yield
     finally:
         wait(losers, timeout=GRACE_S)
-        _delete(ways, "")
-
-
-def _delete(ways: Sequence[Way], prefix: str) -> None:
-    """Delete the blocks of a job below a prefix. A memory that does not answer deletes them itself."""
-    for number, way in enumerate(ways):
-        with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
-            blocks.delete_below(f"{way.job}/{prefix}")
+        end_job(ways)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from farcall_common.objects.blocks import Part
 from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")
+_RUNNING: Final = "running"
+"""A block that each job has in its first storage while it runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,31 +48,54 @@ class Way:
             raise ValueError("memory: is not shared between tasks; use a directory, a bucket or a Valkey")
 
 
-def write_tables(
-    ways: Sequence[Way], to: int, task: str, attempt: str, tables: Sequence[pa.Table], *, per_block: int = 1
-) -> Written:
+def begin_job(ways: Sequence[Way]) -> None:
+    """From now on tasks may write."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.create(f"{ways[0].job}/{_RUNNING}", [b""])
+
+
+def end_job(ways: Sequence[Way]) -> None:
+    """Delete what tasks have written; those that still run delete what they write from now on themselves."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.delete([f"{ways[0].job}/{_RUNNING}"])
+    delete_blocks(ways, "")
+
+
+def delete_blocks(ways: Sequence[Way], prefix: str) -> None:
+    """Delete the blocks of a job below a prefix. A memory that does not answer deletes them itself."""
+    for number, way in enumerate(ways):
+        with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
+            blocks.delete_below(f"{way.job}/{prefix}")
+
+
+def check_running(ways: Sequence[Way]) -> None:
+    """:raises ObjectGone: if the job has ended."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.read(Part(f"{ways[0].job}/{_RUNNING}"))
+
+
+def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Table], *, per_block: int = 1) -> Written:
     """Write the tables of a task, one for each partition.
 
     :param ways: the storages of the job; ``to``: which of them. If that one has no room, or does not answer, the first
         one.
     :param task: differs from that of each other task of the job.
-    :param attempt: differs from that of each other attempt.
     :param per_block: partitions in a block, where a storage has a block for each partition.
+    :raises ObjectGone: if the job has ended; nothing is left then.
     """
     pieces = [[to_stream(each, ways[to].codec)] for each in tables]
     try:
-        return write_pieces(ways, to, task, attempt, pieces, per_block=per_block)
+        return write_pieces(ways, to, task, pieces, per_block=per_block)
     except (StoreFull, StoreUnavailable):
         if not to:
             raise
-        return write_pieces(ways, 0, task, attempt, pieces, per_block=per_block)
+        return write_pieces(ways, 0, task, pieces, per_block=per_block)
 
 
 def write_pieces(
     ways: Sequence[Way],
     to: int,
     task: str,
-    attempt: str,
     pieces: Sequence[Sequence[Piece]],
     *,
     first: int = 0,
@@ -78,11 +104,21 @@ def write_pieces(
     """Write the partitions of a task, from the number ``first`` on."""
     way = ways[to]
     name = f"{way.job}/{task}"
+    # of this run, not of the call: an executor may run a call twice, with rows in another order
+    attempt = uuid.uuid4().hex
     with open_storage(way.url) as blocks:
         if way.combines:
             found = write_combined(blocks, name, pieces)
         else:
             found = write_pairs(blocks, name, attempt, pieces, per_block=per_block)
+        try:
+            check_running(ways)
+        except ObjectGone:
+            if way.combines:
+                blocks.delete([name])
+            else:
+                blocks.delete_below(f"{name}/")
+            raise
     return msgspec.structs.replace(found, first=first, storage=to)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import socket
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -13,6 +16,7 @@ from farcall_analytics.exchange import Written
 from farcall_analytics.parquet import Share, read_share, write_table
 from farcall_analytics.passing import (
     Way,
+    check_running,
     find_written,
     from_stream,
     read_pieces,
@@ -22,6 +26,21 @@ from farcall_analytics.passing import (
     write_tables,
 )
 from farcall_analytics.stages import Exchange
+
+_AVOIDED_S: Final = 0.2
+"""For which a task occupies a worker that it must not run on, so that its next attempt gets another one."""
+
+
+class Unsuitable(Exception):
+    """A task cannot run in a place: a node, with the directory that DataFusion uses there.
+
+    :param reason: why it failed there; None: it was to avoid the place, and did not begin.
+    """
+
+    def __init__(self, place: str, reason: Exception | None) -> None:
+        super().__init__(place, reason)
+        self.place = place
+        self.reason = reason
 
 
 class Rows(NamedTuple):
@@ -44,7 +63,7 @@ class Rows(NamedTuple):
 class Task(NamedTuple):
     """A task.
 
-    :param name: differs from that of each other task of the job; ``attempt``: from that of each other attempt.
+    :param name: differs from that of each other task of the job.
     :param fragment: a Substrait plan; ``schema``: of its rows.
     :param exchange: how rows are divided, into so many ``partitions``, with ``per_block`` of them in a block where a
         storage has more than one block of a task.
@@ -53,10 +72,10 @@ class Task(NamedTuple):
     :param output: a file to which rows are written instead of the storage.
     :param may_be_done: whether an earlier attempt may have committed.
     :param sampled: how many rows of it a sample takes.
+    :param avoided: places where it has failed for lack of memory or disk.
     """
 
     name: str
-    attempt: str
     seed: int
     fragment: bytes
     schema: pa.Schema
@@ -71,6 +90,7 @@ class Task(NamedTuple):
     memory: int | None = None
     may_be_done: bool = False
     sampled: int = 0
+    avoided: frozenset[str] = frozenset()
 
 
 class Regroup(NamedTuple):
@@ -83,12 +103,12 @@ class Regroup(NamedTuple):
     """
 
     name: str
-    attempt: str
     written: tuple[Written, ...]
     first: int
     last: int
     ways: tuple[Way, ...]
     may_be_done: bool = False
+    avoided: frozenset[str] = frozenset()
 
 
 class Done(NamedTuple):
@@ -112,6 +132,25 @@ class Done(NamedTuple):
         return self.read_s + self.computed_s + self.written_s
 
 
+def _in_place(function: Callable[[Any], Done]) -> Callable[[Any], Done]:
+    """A function that raises :class:`Unsuitable` where its task must not run, or lacks memory or disk."""
+
+    @functools.wraps(function)
+    def run(task: Task | Regroup) -> Done:
+        engine.require_threads()
+        place = f"{socket.gethostname()}:{os.environ.get('TMPDIR', '')}"
+        if place in task.avoided:
+            time.sleep(_AVOIDED_S)
+            raise Unsuitable(place, None)
+        try:
+            return function(task)
+        except (OSError, MemoryError) as error:
+            raise Unsuitable(place, error) from error
+
+    return run
+
+
+@_in_place
 def run_task(task: Task) -> Done:
     """Run a task; what an earlier attempt has committed counts, if there is one."""
     if task.may_be_done and not task.output:
@@ -125,14 +164,16 @@ def run_task(task: Task) -> Done:
     rows = table.num_rows
     if task.output:
         computed_at = time.monotonic()
+        check_running(task.ways)  # else another job may have written it since
         write_table(task.output, table)
         return _done(None, rows, table.nbytes, started, read_at, computed_at)
     parts = _divide(task, table)
     computed_at = time.monotonic()
-    written = write_tables(task.ways, task.to, task.name, task.attempt, parts, per_block=task.per_block)
+    written = write_tables(task.ways, task.to, task.name, parts, per_block=task.per_block)
     return _done(written, rows, written.size, started, read_at, computed_at)._replace(raw_size=table.nbytes)
 
 
+@_in_place
 def regroup_task(task: Regroup) -> Done:
     """Put the bytes of each partition together; they are not decoded."""
     count = task.last - task.first
@@ -143,10 +184,11 @@ def regroup_task(task: Regroup) -> Done:
     started = time.monotonic()
     pieces = read_pieces(task.ways, task.written, task.first, task.last)
     read_at = time.monotonic()
-    written = write_pieces(task.ways, 0, task.name, task.attempt, pieces, first=task.first)
+    written = write_pieces(task.ways, 0, task.name, pieces, first=task.first)
     return _done(written, 0, written.size, started, read_at, read_at)
 
 
+@_in_place
 def sample_task(task: Task) -> Done:
     """The keys of some rows of a task at random. Of files it reads a few row groups only."""
     assert task.exchange is not None
