@@ -29,9 +29,10 @@ from farcall_analytics.parquet import Input, delete_other_parts
 from farcall_analytics.passing import Way, find_written, from_stream, read_tables, to_stream, write_tables
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
-from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
-from farcall_common.errors import ConfigurationError, ObjectGone
+from farcall_analytics.tasks import Done, Regroup, Rows, Task, delete_task, regroup_task, run_task, sample_task
+from farcall_common.errors import ConfigurationError, FarcallError, ObjectGone
 from farcall_common.objects.blocks import Part
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes, name_on_node, node_of
 
 T = TypeVar("T")
 
@@ -41,7 +42,7 @@ _REPEATS: Final = 2
 """How often a stage is repeated because what it had written was lost."""
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
 _JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
-METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
+METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID, Method.DIRECT)
 """Those that jobs have."""
 
 
@@ -50,9 +51,9 @@ class Settings:
     """How a job is run.
 
     :param storage: the address by which tasks pass rows on, which all of them reach.
-    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``. What has no room there goes to
-        ``storage``.
-    :param method: of exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``.
+    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``; of ``direct``, ``node:BYTES`` if the
+        blocks on a node are to take so many at most. What has no room there goes to ``storage``.
+    :param method: of exchanges; ``slow``, ``combined``, ``two-level``, ``fast``, ``hybrid`` or ``direct``.
     :param fast_bytes: of a round of ``hybrid``.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
     :param share_bytes: of a file that one task reads, about.
@@ -95,6 +96,10 @@ class Settings:
             raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
+        if is_on_nodes(self.storage) or (
+            is_on_nodes(self.fast_storage) != (self.method == Method.DIRECT) and self.fast_storage
+        ):
+            raise ConfigurationError("node: is the fast_storage of the method direct, and that has no other one.")
         if self.method == Method.HYBRID and not self.fast_bytes > 0:
             raise ConfigurationError("hybrid needs the size of a round.", hint="Set fast_bytes=1e9, for instance.")
         self.ways("")
@@ -102,6 +107,8 @@ class Settings:
     def ways(self, job: str) -> tuple[Way, ...]:
         """The storages of a job: the first one, and the fast one if there is one."""
         first = Way(self.storage, self.method != Method.SLOW, self.codec, job)
+        if self.method == Method.DIRECT:
+            return first, Way(self.fast_storage or SCHEME, True, self.codec, job)
         return (first, Way(self.fast_storage, False, self.codec, job)) if self.fast_storage else (first,)
 
 
@@ -151,7 +158,7 @@ def run(
     own = _Job(executor, query, tables, output, settings, ways, progress)
     if job is not None:
         own.begin()
-    with _deleted(ways, own.losers):
+    with own.deleted():
         done = own.run()
         if output:
             delete_other_parts(output, own.paths)
@@ -173,7 +180,8 @@ class _Job:
     ) -> None:
         self.reports = {each.number: StageReport(each.number) for each in query.stages}
         self.paths: list[str] = []
-        self.losers: list[Future[Done]] = []
+        self._losers: list[Future[Done]] = []
+        self._nodes = {""}  # in whose memory tasks may have written
         self._executor = executor
         self._query = query
         self._tables = tables
@@ -260,7 +268,8 @@ class _Job:
         try:
             done = attempts.run()
         finally:
-            self.losers += attempts.losers
+            self._losers += attempts.losers
+            self._note_nodes(attempts.done)
         report.rows += sum(each.rows for each in done)
         report.size += sum(each.size for each in done)
         report.reused += sum(each.reused for each in done)
@@ -288,7 +297,7 @@ class _Job:
         method = self._settings.method
         if method == Method.HYBRID:
             return self._in_rounds(tasks, report, name)
-        if method == Method.FAST:
+        if method in (Method.FAST, Method.DIRECT):
             tasks = [task._replace(to=1) for task in tasks]
         done = self._attempt(run_task, tasks, report, name)
         if method != Method.TWO_LEVEL:
@@ -428,6 +437,32 @@ class _Job:
             self._given[key] = [write_tables(self._ways, 0, name, uuid.uuid4().hex, own)]
         return self._given[key]
 
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def deleted(self) -> Iterator[None]:
+        """Delete what is in the storages at the end, however it comes."""
+        try:
+            yield
+        finally:
+            ended, _ = wait(self._losers, timeout=GRACE_S)
+            self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
+            for way in self._ways:
+                if is_on_nodes(way.url):
+                    self._delete_on_nodes(way)
+                    continue
+                with open_storage(way.url) as blocks:
+                    blocks.delete_below(f"{way.job}/")
+
+    def _note_nodes(self, done: Sequence[Done]) -> None:
+        self._nodes.update(node_of(each.written.name) for each in done if each.written is not None)
+
+    def _delete_on_nodes(self, way: Way) -> None:
+        """Let a task delete blocks. If none can run any more, their nodes delete them after a day."""
+        with contextlib.suppress(RuntimeError, FarcallError):
+            names = [name_on_node(node, f"{way.job}/") for node in sorted(self._nodes)]
+            wait([self._executor.submit(delete_task, way.url, names)], timeout=GRACE_S)
+
     # -- jobs that are continued ---------------------------------------------------------------------------------------
 
     def _kept(self, name: str, data: bytes) -> bytes:
@@ -463,15 +498,3 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
     count = max(1, min(count, len(items)))
     bounds = [number * len(items) // count for number in range(count + 1)]
     return [items[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-@contextlib.contextmanager
-def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
-    """Delete what is in the storages at the end, however it comes."""
-    try:
-        yield
-    finally:
-        wait(losers, timeout=GRACE_S)
-        for way in ways:
-            with open_storage(way.url) as blocks:
-                blocks.delete_below(f"{way.job}/")

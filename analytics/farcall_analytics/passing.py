@@ -67,7 +67,8 @@ def write_pieces(
     name = f"{way.job}/{task}"
     with open_storage(way.url) as blocks:
         found = write_combined(blocks, name, pieces) if way.combines else write_pairs(blocks, name, attempt, pieces)
-    return msgspec.structs.replace(found, first=first, storage=to)
+        full_name = blocks.full_name(found.name)
+    return msgspec.structs.replace(found, name=full_name, first=first, storage=to)
 
 
 def find_written(ways: Sequence[Way], task: str, partitions: int, *, first: int = 0) -> Written | None:
@@ -76,7 +77,7 @@ def find_written(ways: Sequence[Way], task: str, partitions: int, *, first: int 
         name = f"{way.job}/{task}"
         with open_storage(way.url) as blocks, contextlib.suppress(ObjectGone):
             found = read_combined(blocks, name, partitions) if way.combines else read_pairs(blocks, name)
-            return msgspec.structs.replace(found, first=first, storage=number)
+            return msgspec.structs.replace(found, name=blocks.full_name(found.name), first=first, storage=number)
     return None
 
 

@@ -21,6 +21,7 @@ from farcall_analytics.passing import (
     write_pieces,
     write_tables,
 )
+from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Exchange
 
 
@@ -150,6 +151,13 @@ def sample_task(task: Task) -> Done:
     table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
     keys = engine.sample(table, task.exchange.keys, task.sampled, task.seed)
     return Done(None, 0, 0, sample=to_stream(keys))
+
+
+def delete_task(url: str, prefixes: Sequence[str]) -> None:
+    """Delete blocks where tasks alone can."""
+    with open_storage(url) as blocks:
+        for prefix in prefixes:
+            blocks.delete_below(prefix)
 
 
 def _divide(task: Task, table: pa.Table) -> Sequence[pa.Table]:
