@@ -96,9 +96,8 @@ class Settings:
             raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
-        if is_on_nodes(self.storage) or (
-            is_on_nodes(self.fast_storage) != (self.method == Method.DIRECT) and self.fast_storage
-        ):
+        is_direct = self.method == Method.DIRECT
+        if is_on_nodes(self.storage) or (self.fast_storage and is_on_nodes(self.fast_storage) != is_direct):
             raise ConfigurationError("node: is the fast_storage of the method direct, and that has no other one.")
         if self.method == Method.HYBRID and not self.fast_bytes > 0:
             raise ConfigurationError("hybrid needs the size of a round.", hint="Set fast_bytes=1e9, for instance.")

@@ -16,7 +16,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
-from farcall_common.objects.node_blocks import NodeBlocks, open_node_blocks
+from farcall_common.objects.node_blocks import NodeBlocks, OneNode, open_node_blocks
 from tests.integration import store_servers
 
 BUCKET = "blocks"
@@ -26,7 +26,7 @@ STORAGES = ("memory", "directory", "node", "valkey", "s3")
 @pytest.fixture(params=STORAGES)
 def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
     if request.param == "node":
-        yield NodeBlocks(tmp_path / "node")
+        yield NodeBlocks(OneNode(tmp_path / "node"))
         return
     if request.param == "memory":
         url = "memory:"
@@ -145,7 +145,7 @@ def test_a_directory_is_for_its_user_alone(tmp_path: Path) -> None:
 
 def test_no_name_of_a_block_leads_out_of_the_memory_of_a_node(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"of another user")
-    blocks = NodeBlocks(tmp_path / "node")
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
     blocks.create("job/a", [b"x"])
     for name in ("../secret", "..", f"{tmp_path}/secret", "job/../../secret", ".", ""):
         with pytest.raises(ObjectGone):
@@ -159,7 +159,7 @@ def test_no_name_of_a_block_leads_out_of_the_memory_of_a_node(tmp_path: Path) ->
 
 def test_links_and_pipes_in_the_memory_of_a_node_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"of another user")
-    blocks = NodeBlocks(tmp_path / "node")
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
     blocks.create("job/a", [b"x"])
     (tmp_path / "node" / "b-job%2Flink").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "node" / "b-job%2Fpipe")
@@ -172,7 +172,7 @@ def test_links_and_pipes_in_the_memory_of_a_node_are_not_followed(tmp_path: Path
 
 def test_large_parts_of_the_memory_of_a_node_are_mapped_at_any_offset(tmp_path: Path) -> None:
     content = bytes(range(256)) * 8_000
-    blocks = NodeBlocks(tmp_path / "node")
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
     blocks.create("job/a", [content])
     for start, end in ((0, None), (1, None), (4_095, 4_097 + 300_000), (5_000, 1_000_001)):
         assert bytes(blocks.read(Part("job/a", start, end))) == content[start:end]
@@ -184,7 +184,7 @@ def test_large_parts_of_the_memory_of_a_node_are_mapped_at_any_offset(tmp_path: 
 
 
 def test_blocks_without_room_are_refused_and_old_ones_make_room(tmp_path: Path) -> None:
-    blocks = NodeBlocks(tmp_path / "node", most_bytes=1000)
+    blocks = NodeBlocks(OneNode(tmp_path / "node"), most_bytes=1000)
     blocks.create("killed/a", [bytes(600)])
     blocks.create("job/a", [bytes(300)])
     with pytest.raises(StoreFull):
@@ -195,9 +195,9 @@ def test_blocks_without_room_are_refused_and_old_ones_make_room(tmp_path: Path) 
     assert blocks.create("job/b", [bytes(200)])
     assert sorted(blocks.names("")) == ["job/a", "job/b"]
     with pytest.raises(StoreFull):
-        NodeBlocks(None).create("job/a", [b"x"])
+        NodeBlocks(OneNode(None)).create("job/a", [b"x"])
     with pytest.raises(ObjectGone):
-        NodeBlocks(None).read(Part("job/a"))
+        NodeBlocks(OneNode(None)).read(Part("job/a"))
 
 
 def test_the_memory_of_nodes_is_for_tasks() -> None:
