@@ -108,6 +108,11 @@ class Attempts:
             for future in self._running:
                 future.cancel()
             wait(self._running, timeout=GRACE_S)
+        return self.done
+
+    @property
+    def done(self) -> list[Done]:
+        """What has been done so far, in order."""
         return [each.done for each in self._all if each.done is not None]
 
     def _start(self, attempts: _Attempts) -> None:
@@ -164,7 +169,7 @@ class Attempts:
         """Start copies once nothing has finished for as long as a task usually takes, and half of it: what still runs
         is slow then, and does not wait for a worker."""
         part = self._copies_after
-        done = [each.done for each in self._all if each.done is not None]
+        done = self.done
         if part is None or not done or len(done) < part * len(self._all):
             return
         slow_s = _SLOWNESS * statistics.median(each.busy_s for each in done) + _LOOKS_EVERY_S

@@ -21,12 +21,14 @@ from farcall_analytics import jobs
 from farcall_analytics.attempts import Executor
 from farcall_analytics.job_plans import Facts, JobPlan, JobPlanner
 from farcall_analytics.jobs import Outcome, Progress
+from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input, Paths, find_input, find_paths, is_below, shown
-from farcall_analytics.profile_files import profile_of, tier_name
+from farcall_analytics.profile_files import NODES, assumed_tier, profile_of, tier_name
 from farcall_analytics.relations import QueryProblem
 from farcall_analytics.settings import Settings
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,10 +168,14 @@ class Dataset:
 
     def _planner(self, query: Query) -> JobPlanner:
         settings = self._place.settings
-        fast_tier = tier_name(settings.fast_storage) if settings.fast_storage else ""
+        fast = settings.fast_storage
         facts = {name: Facts(_tasks(table), _size(table)) for name, table in self._tables.items()}
-        profile = profile_of(self._place.executor, settings.storage, settings.fast_storage)
-        return JobPlanner(query, facts, profile, settings.limits(tier_name(settings.storage), fast_tier))
+        profile = profile_of(self._place.executor, settings.storage, fast)
+        if settings.method == Method.DIRECT and NODES not in profile.tiers:
+            profile = dataclasses.replace(profile, tiers={**profile.tiers, NODES: assumed_tier(SCHEME)})
+        fast_tier = tier_name(fast) if fast and not is_on_nodes(fast) else ""
+        node_tier = NODES if NODES in profile.tiers else ""
+        return JobPlanner(query, facts, profile, settings.limits(tier_name(settings.storage), fast_tier, node_tier))
 
     def write_parquet(self, output: str, *, job: str | None = None, progress: Progress | None = None) -> Outcome:
         """Write the rows to files ``part-00000.parquet`` and so on.

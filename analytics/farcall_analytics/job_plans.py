@@ -58,13 +58,15 @@ class Facts(NamedTuple):
 class Limits:
     """What a plan may be, and what it is to be best at. None: the model chooses.
 
-    :param tier, fast_tier: the storages, by their names in the profile; the second one may be missing.
+    :param tier, fast_tier, node_tier: the storages, by their names in the profile: the first one, a memory that all
+        tasks reach, and that of nodes. The last two may be missing.
     :param partition_bytes: of rows that one task puts together, from which the number of partitions follows.
     :param deadline_s: that the whole job keeps in 95 % of cases. ``budget``: in dollars.
     """
 
     tier: str
     fast_tier: str = ""
+    node_tier: str = ""
     method: Method | None = None
     codec: str | None = None
     partitions: int | None = None
@@ -127,7 +129,7 @@ class JobPlanner:
     """
 
     def __init__(self, query: Query, tables: Mapping[str, Facts], profile: Profile, limits: Limits) -> None:
-        for name in filter(None, (limits.tier, limits.fast_tier)):
+        for name in filter(None, (limits.tier, limits.fast_tier, limits.node_tier)):
             if name not in profile.tiers:
                 raise Infeasible(f"{name} was not measured")
         self._query = query
@@ -313,15 +315,15 @@ class JobPlanner:
     def _candidates(self, size: float) -> Iterator[Step]:
         limits, is_small = self._limits, size <= _SMALL
         codecs = [each.name for each in self._profile.codecs if limits.codec in (None, each.name)]
+        possible = [Method.COMBINED, Method.SLOW, Method.TWO_LEVEL]
+        possible += [Method.FAST, Method.HYBRID] if limits.fast_tier else []
+        possible += [Method.DIRECT] if limits.node_tier else []
+        if limits.method is not None:
+            possible = [limits.method]
         methods: list[tuple[Method, float]] = []
-        for method in (Method.COMBINED, Method.SLOW, Method.TWO_LEVEL, Method.FAST, Method.HYBRID):
-            if limits.method not in (None, method) or (is_small and limits.method is None and methods):
-                continue
-            if method is Method.HYBRID and limits.fast_tier:
-                sizes = [limits.fast_bytes] if limits.fast_bytes else [part * size for part in _ROUND_PARTS]
-                methods += [(method, each) for each in sizes]
-            elif method is not Method.HYBRID and (limits.fast_tier or method is not Method.FAST):
-                methods.append((method, 0.0))
+        for method in possible[:1] if is_small else possible:
+            sizes = [limits.fast_bytes] if limits.fast_bytes else [part * size for part in _ROUND_PARTS]
+            methods += [(method, each) for each in (sizes if method is Method.HYBRID else [0.0])]
         for (method, fast_bytes), partitions, codec in itertools.product(
             methods, self._partitions(size), codecs[:1] if is_small else codecs
         ):
@@ -343,7 +345,7 @@ class JobPlanner:
 
     def _exchange(self, step: Step) -> Plan:
         limits, workers = self._limits, self._profile.workers
-        tier = limits.fast_tier if step.method is Method.FAST else limits.tier
+        tier = self._tier(step.method)
         fast_tier = limits.fast_tier if step.method is Method.HYBRID else ""
         return Plan(
             step.method,
@@ -356,6 +358,10 @@ class JobPlanner:
             limits.copies_after,
             step.partitions,
         )
+
+    def _tier(self, method: Method) -> str:
+        limits = self._limits
+        return {Method.FAST: limits.fast_tier, Method.DIRECT: limits.node_tier}.get(method, limits.tier)
 
     def _codec(self, name: str) -> Codec:
         return next(each for each in self._profile.codecs if each.name == name)
@@ -437,7 +443,7 @@ class JobPlanner:
             if self._is_divided(source):
                 legs = self._legs(writer, steps)
                 codec = self._codec(steps[stage.number].codec)
-                transfers += [legs.read] if legs.read is not None else []
+                transfers.append(legs.read)
             else:
                 readers = tasks if source.whole else 1
                 requests, moved = self.tasks(writer, steps) * readers, moved * readers
@@ -501,7 +507,8 @@ def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
     methods = sorted({str(each.method) for each in steps}) or ["one stage"]
     memory = max((each.fast_bytes for each in steps), default=0.0)
     limits = plan.limits
-    tiers = {limits.fast_tier if each.method is Method.FAST else limits.tier for each in steps} or {limits.tier}
+    own = {Method.FAST: limits.fast_tier, Method.DIRECT: limits.node_tier}
+    tiers = {own.get(each.method, limits.tier) for each in steps} or {limits.tier}
     storage = " and ".join(sorted(tiers)) + (f" + {limits.fast_tier} {bytes_text(memory)}" if memory else "")
     codecs = sorted({each.codec for each in steps if each.codec != NO_CODEC.name})
     rounds = max((each.repeats for each in plan.estimate.phases), default=1)

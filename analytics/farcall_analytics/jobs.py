@@ -44,9 +44,11 @@ from farcall_analytics.reports import StageReport, report_text
 from farcall_analytics.settings import Settings
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
-from farcall_analytics.tasks import Done, Regroup, Rows, Task, regroup_task, run_task, sample_task
-from farcall_common.errors import ConfigurationError, ObjectGone
+from farcall_analytics.tasks import Done, Regroup, Rows, Task, delete_task, regroup_task, run_task, sample_task
+from farcall_common.errors import ConfigurationError, FarcallError, ObjectGone
+from farcall_common.objects import node_blocks
 from farcall_common.objects.blocks import Part
+from farcall_common.objects.node_blocks import name_on_node, node_of
 
 T = TypeVar("T")
 
@@ -113,7 +115,7 @@ def run(
     own = _Job(executor, query, tables, output, settings, planner, ways, progress)
     if job is not None:
         own.begin()
-    with _deleted(ways, own.losers):
+    with own.deleted():
         done = own.run()
         if output:
             delete_other_parts(output, own.paths)
@@ -137,7 +139,8 @@ class _Job:
     ) -> None:
         self.reports = {each.number: StageReport(each.number) for each in query.stages}
         self.paths: list[str] = []
-        self.losers: list[Future[Done]] = []
+        self._losers: list[Future[Done]] = []
+        self._nodes: set[str] = set()  # in whose memory tasks may have written
         self._executor = executor
         self._query = query
         self._tables = tables
@@ -268,7 +271,8 @@ class _Job:
         try:
             done = attempts.run()
         finally:
-            self.losers += attempts.losers
+            self._losers += attempts.losers
+            self._note_nodes(attempts.done)
         report.rows += sum(each.rows for each in done)
         report.size += sum(each.size for each in done)
         report.reused += sum(each.reused for each in done)
@@ -302,8 +306,10 @@ class _Job:
         step = self._step_behind(stage)
         if step.method is Method.HYBRID:
             return self._in_rounds(tasks, step, report, name)
-        if step.method is Method.FAST:
-            tasks = [task._replace(to=1) for task in tasks]
+        if step.method in (Method.FAST, Method.DIRECT):
+            to = self._memory(is_on_nodes=step.method is Method.DIRECT)
+            self._nodes |= {""} if step.method is Method.DIRECT else set()
+            tasks = [task._replace(to=to) for task in tasks]
         done = self._attempt(run_task, tasks, report, name)
         if step.method is not Method.TWO_LEVEL:
             return done, _written(done)
@@ -343,14 +349,15 @@ class _Job:
         per_block = math.ceil(count / runs_of(len(tasks), count))
         if self._may_be_done:  # its blocks in memory may be deleted already
             kept = [
-                find_written(self._ways[:1], each.name, each.last - each.first, first=each.first)
+                find_written(self._ways, 0, each.name, each.last - each.first, first=each.first)
                 for each in self._regroups(prefix, (), count, per_block)
             ]
             run_ = [each for each in kept if each is not None]
             if len(run_) == len(kept):
                 report.reused += len(tasks)
                 return [Done(None, 0, 0, reused=True) for _ in tasks], run_
-        own = [task._replace(name=f"{prefix}/{task.name}", to=1, per_block=per_block) for task in tasks]
+        to = self._memory(is_on_nodes=False)
+        own = [task._replace(name=f"{prefix}/{task.name}", to=to, per_block=per_block) for task in tasks]
         done = self._attempt(run_task, own, report, name, of=report.tasks)
         try:
             regroups = self._regroups(prefix, _written(done), count, per_block)
@@ -449,6 +456,41 @@ class _Job:
                 self._given[key] = [write_tables(self._ways, 0, name, own)]
             return self._given[key]
 
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def deleted(self) -> Iterator[None]:
+        """Delete what is in the storages at the end, however it comes."""
+        try:
+            begin_job(self._ways)
+            yield
+        finally:
+            ended, _ = wait(self._losers, timeout=GRACE_S)
+            self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
+            end_job(self._ways)
+            if self._nodes:
+                self._delete_on_nodes()
+
+    def _note_nodes(self, done: Sequence[Done]) -> None:
+        """Remember where tasks have written to the memory of their nodes."""
+        written = [each for each in _written(done) if node_blocks.is_on_nodes(self._ways[each.storage].url)]
+        self._nodes.update(node_of(each.name) for each in written)
+
+    def _delete_on_nodes(self) -> None:
+        """Let a task delete blocks. If none can run any more, their nodes delete them after a day."""
+        way = self._ways[self._memory(is_on_nodes=True)]
+        with contextlib.suppress(RuntimeError, FarcallError):
+            names = [name_on_node(node, f"{way.job}/") for node in sorted(self._nodes)]
+            wait([self._executor.submit(delete_task, way.url, names)], timeout=GRACE_S)
+
+    def _memory(self, *, is_on_nodes: bool) -> int:
+        """The number of the storage that is the memory of nodes, or that is a memory which all reach."""
+        return next(
+            number
+            for number, way in enumerate(self._ways)
+            if number and node_blocks.is_on_nodes(way.url) is is_on_nodes
+        )
+
     # -- jobs that are continued ---------------------------------------------------------------------------------------
 
     def _kept(self, name: str, data: bytes) -> bytes:
@@ -484,14 +526,3 @@ def _parts(items: Sequence[T], count: int) -> list[Sequence[T]]:
     count = max(1, min(count, len(items)))
     bounds = [number * len(items) // count for number in range(count + 1)]
     return [items[start:end] for start, end in itertools.pairwise(bounds)]
-
-
-@contextlib.contextmanager
-def _deleted(ways: Sequence[Way], losers: Sequence[Future[Done]]) -> Iterator[None]:
-    """Delete what is in the storages at the end, however it comes."""
-    try:
-        begin_job(ways)
-        yield
-    finally:
-        wait(losers, timeout=GRACE_S)
-        end_job(ways)

@@ -31,7 +31,7 @@ class Method(enum.StrEnum):
     - ``fast``: a block for each pair, in memory.
     - ``hybrid``: rounds through a memory that is smaller than the data, each with its run in the object store, and a
       merge of the runs (Locus).
-    - ``direct``: from worker to worker; all must run at the same time.
+    - ``direct``: an object for each task that partitions, in the memory of its node, of which others read a range.
     """
 
     SLOW = "slow"
@@ -148,7 +148,7 @@ class Legs(NamedTuple):
     """
 
     written: Transfer
-    read: Transfer | None
+    read: Transfer
     between: tuple[Phase, ...] = ()
     rounds: int = 1
 
@@ -193,12 +193,11 @@ def phases_of(shuffle: Shuffle, plan: Plan, workers: Workers, *, input_tier: str
         partition_work(shuffle.size, plan.codec, workers),
         legs,
     )
-    reads = () if legs.read is None else (legs.read,)
     combine = Phase(
         "combine",
         partitions,
         min(plan.parallel, partitions),
-        (*reads, *(written if shuffle.output_size else ())),
+        (legs.read, *(written if shuffle.output_size else ())),
         combine_work(shuffle.size, plan.codec, workers),
     )
     return partition, *legs.between, combine
@@ -291,19 +290,13 @@ def runs_of(writers: int, partitions: int) -> int:
     return min(partitions, max(writers, square_root(partitions)))
 
 
-def _direct(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
-    if max(writers, partitions) > plan.parallel:
-        raise Infeasible(f"{max(writers, partitions)} tasks do not run at the same time on {plan.parallel} workers")
-    return Legs(Transfer(plan.tier, writers * partitions, moved, is_write=True), None)
-
-
 _LEGS: Final[Mapping[Method, Callable[[int, int, float, Plan, Workers], Legs]]] = {
     Method.SLOW: _pairs,
     Method.FAST: _pairs,
     Method.COMBINED: _combined,
     Method.TWO_LEVEL: _two_level,
     Method.HYBRID: _hybrid,
-    Method.DIRECT: _direct,
+    Method.DIRECT: _combined,
 }
 
 
@@ -369,7 +362,7 @@ def stored_by(shuffle: Shuffle, plan: Plan) -> Mapping[str, float]:
     moved = shuffle.size * plan.codec.ratio
     if plan.method is Method.HYBRID:
         return {plan.tier: moved, plan.fast_tier: min(moved, plan.fast_bytes)}
-    return {plan.tier: 0.0 if plan.method is Method.DIRECT else moved}
+    return {plan.tier: moved}
 
 
 def _time(

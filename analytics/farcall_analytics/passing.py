@@ -18,6 +18,7 @@ from farcall_analytics.exchange import Written, read_combined, read_pairs, write
 from farcall_analytics.shaper import open_storage
 from farcall_common.errors import ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Part
+from farcall_common.objects.node_blocks import is_on_nodes
 from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")
@@ -62,8 +63,11 @@ def end_job(ways: Sequence[Way]) -> None:
 
 
 def delete_blocks(ways: Sequence[Way], prefix: str) -> None:
-    """Delete the blocks of a job below a prefix. A memory that does not answer deletes them itself."""
+    """Delete the blocks of a job below a prefix, but for those that tasks alone reach. A memory that does not answer
+    deletes them itself."""
     for number, way in enumerate(ways):
+        if is_on_nodes(way.url):
+            continue
         with contextlib.suppress(*([StoreUnavailable] if number else [])), open_storage(way.url) as blocks:
             blocks.delete_below(f"{way.job}/{prefix}")
 
@@ -119,17 +123,19 @@ def write_pieces(
             else:
                 blocks.delete_below(f"{name}/")
             raise
-    return msgspec.structs.replace(found, first=first, storage=to)
+        full_name = blocks.full_name(found.name)
+    return msgspec.structs.replace(found, name=full_name, first=first, storage=to)
 
 
-def find_written(ways: Sequence[Way], task: str, partitions: int, *, first: int = 0) -> Written | None:
-    """What a task has committed, in whichever storage; None if nothing."""
-    for number, way in enumerate(ways):
+def find_written(ways: Sequence[Way], to: int, task: str, partitions: int, *, first: int = 0) -> Written | None:
+    """What a task has committed, in the storage ``to`` or the first one; None if nothing."""
+    for number in sorted({0, to}):
+        way = ways[number]
         name = f"{way.job}/{task}"
         lost = (ObjectGone, StoreUnavailable) if number else (ObjectGone,)
         with open_storage(way.url) as blocks, contextlib.suppress(*lost):
             found = read_combined(blocks, name, partitions) if way.combines else read_pairs(blocks, name)
-            return msgspec.structs.replace(found, first=first, storage=number)
+            return msgspec.structs.replace(found, name=blocks.full_name(found.name), first=first, storage=number)
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 import time
 from pathlib import Path
@@ -58,6 +59,10 @@ _FILES: Final = Tier(
     total_bytes_per_s=1 * GB,
     latency_s=0.001,
 )
+NODES: Final = "memory of nodes"
+_NODES: Final = dataclasses.replace(
+    _FILES, name=NODES, reads_per_s=constant(20_000.0), writes_per_s=constant(10_000.0), total_bytes_per_s=math.inf
+)
 _WORKERS: Final = Workers(
     memories=(2 * GB,),
     most=8,
@@ -89,6 +94,8 @@ class Measured(msgspec.Struct, frozen=True):
 def tier_name(url: str) -> str:
     """The name of a storage in profiles and plans."""
     scheme, _, rest = url.partition(":")
+    if scheme == "node":
+        return NODES
     if scheme == "shaped":
         return Path(rest).stem
     if scheme == "s3":
@@ -118,7 +125,7 @@ def assumed(*urls: str) -> Profile:
 def assumed_tier(url: str) -> Tier:
     """What is assumed of a storage."""
     name = tier_name(url)
-    found = next((each for each in (_S3, _EXPRESS, _VALKEY) if each.name == name), _FILES)
+    found = next((each for each in (_S3, _EXPRESS, _VALKEY, _NODES) if each.name == name), _FILES)
     return dataclasses.replace(found, name=name)
 
 

@@ -10,8 +10,9 @@ from farcall_analytics.model import Method
 from farcall_analytics.passing import CODECS, Way
 from farcall_analytics.planner import Objective
 from farcall_common.errors import ConfigurationError
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
 
-METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
+METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID, Method.DIRECT)
 """Those that jobs have."""
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
 _MORE_THAN_NOTHING: Final = (
@@ -31,10 +32,10 @@ class Settings:
     """How a job is run.
 
     :param storage: the address by which tasks pass rows on, which all of them reach.
-    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``. What has no room there goes to
-        ``storage``.
-    :param method: of all exchanges; ``slow``, ``combined``, ``two-level``, ``fast`` or ``hybrid``. None: the model
-        chooses, for each of them.
+    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``; of ``direct``, ``node:BYTES`` if the
+        blocks on a node are to take so many at most. What has no room there goes to ``storage``.
+    :param method: of all exchanges: ``slow``, ``combined``, ``two-level``, ``fast``, ``hybrid`` or ``direct``. None:
+        the model chooses, for each of them.
     :param fast_bytes: of a round of ``hybrid``; None: the model chooses.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``; None: the model chooses.
     :param share_bytes: of a file that one task reads, about.
@@ -86,18 +87,23 @@ class Settings:
             raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
+        is_direct = self.method == Method.DIRECT
+        if is_on_nodes(self.storage) or (self.fast_storage and is_on_nodes(self.fast_storage) != is_direct):
+            raise ConfigurationError("node: is the fast_storage of the method direct, and that has no other one.")
         self.ways("")
 
     def ways(self, job: str) -> tuple[Way, ...]:
-        """The storages of a job: the first one, and the fast one if there is one."""
-        first = Way(self.storage, job=job)
-        return (first, Way(self.fast_storage, combines=False, job=job)) if self.fast_storage else (first,)
+        """The storages of a job: the first one, the memory of nodes, and the fast one if there is one."""
+        nodes = self.fast_storage if is_on_nodes(self.fast_storage) else SCHEME
+        ways = Way(self.storage, job=job), Way(nodes, job=job)
+        return ways if self.fast_storage in ("", nodes) else (*ways, Way(self.fast_storage, combines=False, job=job))
 
-    def limits(self, tier: str, fast_tier: str) -> Limits:
-        """What a plan may be. ``tier``, ``fast_tier``: names of the storages."""
+    def limits(self, tier: str, fast_tier: str, node_tier: str) -> Limits:
+        """What a plan may be. ``tier``, ``fast_tier``, ``node_tier``: names of the storages."""
         return Limits(
             tier,
             fast_tier,
+            node_tier,
             None if self.method is None else Method(self.method),
             self.codec,
             self.partitions,

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_common.errors import StoreBusy
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number, split_prefixes
-from farcall_common.objects.pace import Pace, StoreBusy, pace_of
+from farcall_common.objects.node_blocks import is_on_nodes, open_node_blocks
+from farcall_common.objects.pace import Pace, pace_of
 from farcall_common.payload import Piece
 from farcall_common.private import locked
 
@@ -68,7 +70,11 @@ def describe(path: Path, url: str, shape: Shape) -> str:
 
 
 def open_storage(url: str) -> Blocks:
-    """The storage at an address, shaped or not; see :func:`~farcall_common.objects.blocks.open_blocks`."""
+    """The storage at an address, shaped or not, or the memory of nodes; see
+    :func:`~farcall_common.objects.blocks.open_blocks` and
+    :func:`~farcall_common.objects.node_blocks.open_node_blocks`."""
+    if is_on_nodes(url):
+        return open_node_blocks(url)
     if not url.startswith(_SCHEME):
         return open_blocks(url)
     path = Path(url.removeprefix(_SCHEME))

@@ -25,6 +25,7 @@ from farcall_analytics.passing import (
     write_pieces,
     write_tables,
 )
+from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Exchange
 
 _AVOIDED_S: Final = 0.2
@@ -154,7 +155,7 @@ def _in_place(function: Callable[[Any], Done]) -> Callable[[Any], Done]:
 def run_task(task: Task) -> Done:
     """Run a task; what an earlier attempt has committed counts, if there is one."""
     if task.may_be_done and not task.output:
-        found = find_written(task.ways, task.name, task.partitions)
+        found = find_written(task.ways, task.to, task.name, task.partitions)
         if found is not None:
             return Done(found, 0, found.size, reused=True)
     started = time.monotonic()
@@ -178,7 +179,7 @@ def regroup_task(task: Regroup) -> Done:
     """Put the bytes of each partition together; they are not decoded."""
     count = task.last - task.first
     if task.may_be_done:
-        found = find_written(task.ways[:1], task.name, count, first=task.first)
+        found = find_written(task.ways, 0, task.name, count, first=task.first)
         if found is not None:
             return Done(found, 0, found.size, reused=True)
     started = time.monotonic()
@@ -196,6 +197,13 @@ def sample_task(task: Task) -> Done:
     table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
     keys = engine.sample(table, task.exchange.keys, task.sampled, task.seed)
     return Done(None, 0, 0, sample=to_stream(keys))
+
+
+def delete_task(url: str, prefixes: Sequence[str]) -> None:
+    """Delete blocks where tasks alone can."""
+    with open_storage(url) as blocks:
+        for prefix in prefixes:
+            blocks.delete_below(prefix)
 
 
 def _divide(task: Task, table: pa.Table) -> Sequence[pa.Table]:

@@ -48,8 +48,8 @@ POINTS: Final = tuple(
 def measure(points: Sequence[Point] = POINTS, *, repetitions: int = 1) -> dict[str, Any]:
     """Seconds of each point, measured and predicted."""
     with tempfile.TemporaryDirectory() as directory, Engine(max_workers=WORKERS) as engine:
-        bench = _Bench(Path(directory), engine)
-        list(engine.map(_import, range(WORKERS * 4)))
+        bench = Bench(Path(directory), engine)
+        prepare(engine)
         workers = bench.calibrate()
         rows = []
         for point in points:
@@ -61,7 +61,14 @@ def measure(points: Sequence[Point] = POINTS, *, repetitions: int = 1) -> dict[s
     return {"points": rows, "workers": WORKERS, "shapes": shapes, "calibrated": dataclasses.asdict(workers)}
 
 
-class _Bench:
+def prepare(engine: Engine) -> None:
+    """Let workers import what tasks need, so that no measurement begins with it."""
+    list(engine.map(_import, range(WORKERS * 4)))
+
+
+class Bench:
+    """Sorts on storages with limits."""
+
     def __init__(self, directory: Path, engine: Engine) -> None:
         self._directory = directory
         self._engine = engine
@@ -148,4 +155,4 @@ def _tier(name: str, shape: Shape, *, is_fast: bool = False) -> Tier:
 
 
 def _import(_: int) -> None:
-    import farcall_analytics.tasks  # noqa: F401 - so that no measurement begins with it
+    import farcall_analytics.tasks  # noqa: F401

@@ -413,6 +413,11 @@ class StoreUnavailable(Unavailable):
     default_hint = "Check that the store of objects runs and can be reached from here."
 
 
+class StoreBusy(StoreUnavailable):
+    """A storage refuses a request, or does not answer it, and may answer the next one. The request may have been done
+    all the same."""
+
+
 class NoForwarder(Unavailable):
     code = "NO_FORWARDER"
     default_hint = "No forwarder is running yet; the connection is retried."

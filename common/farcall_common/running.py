@@ -44,6 +44,34 @@ _STEP: Final = 64
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
+Range = tuple[str, int, int | None]
+"""Bytes of a block: its name, where they begin, and where they end; None: with the block."""
+
+
+class NodeMemory(Protocol):
+    """What a task has of the memory of nodes, for blocks (:mod:`farcall_common.objects.node_blocks`).
+
+    ``directory``: of its submitter on this node; None: this node has no room, or the task does not see it.
+    """
+
+    directory: Path | None
+
+    def address(self) -> str:
+        """Of this node, for others; empty if all nodes share their memory.
+
+        :raises StoreUnavailable: if others cannot reach it.
+        """
+
+    def fetch(self, node: str, parts: Sequence[Range]) -> memoryview:
+        """Parts of blocks of a node, behind one another. They have an end.
+
+        :raises ObjectGone: if they cannot be had.
+        """
+
+    def delete_below(self, node: str, prefix: str) -> None:
+        """Delete blocks of a node, if it can be reached."""
+
+
 class Caller(Protocol):
     """What makes the calls of a task and sends its progress, in its worker. May be used from any thread."""
 
@@ -69,6 +97,9 @@ class Caller(Protocol):
 
     def memory_dir(self) -> Path | None:
         """A directory of its submitter in memory; it exists."""
+
+    def node_memory(self) -> NodeMemory:
+        """What it has of the memory of nodes."""
 
     def valkey_url(self) -> str:
         """The address of its submitter's Valkey, with the password."""
@@ -186,6 +217,14 @@ class RunningTask:
         :raises ConfigurationError: if the task has ended.
         """
         return self._caller.memory_dir()
+
+    def node_memory(self) -> NodeMemory:
+        """The memory of nodes for blocks of the task's submitter, which tasks of other nodes read by way of the
+        managers; see :mod:`farcall_common.objects.node_blocks`.
+
+        :raises ConfigurationError: if the task has ended.
+        """
+        return self._caller.node_memory()
 
     def valkey_url(self) -> str:
         """The address of a Valkey (Redis) server of the task's submitter at this endpoint, with its password; for

@@ -121,6 +121,20 @@ class FileContent(_Part, frozen=True):
     size_bytes: int
 
 
+class BlocksWanted(_Part, frozen=True):
+    """Parts of blocks of a submitter (empty: the endpoint's owner) in the memory of a node: name, start and end of
+    each. Or those ``below`` a prefix, to be deleted."""
+
+    submitter: str
+    parts: tuple[tuple[str, int, int], ...] = ()
+    below: str = ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all parts together."""
+        return sum(end - start for _, start, end in self.parts)
+
+
 class NodeFile(_Part, frozen=True):
     """A file that a task reads from its node's copy: its ``place`` in the directory of the task's files, behind ``r/``
     (see :func:`farcall_common.file_arguments.place_of`)."""
@@ -320,7 +334,7 @@ class ValkeyAnswered(_Message, frozen=True):
 
 
 class FilesKey(_Message, frozen=True):
-    """The key by which managers of this agent know one another when they copy files."""
+    """The key by which managers of this agent know one another when they copy files, or blocks."""
 
     key: bytes
 
@@ -374,7 +388,8 @@ class Registered(_Message, frozen=True):
     node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks. ``environments``:
     the technologies that work on the node, and why others that were asked for do not. ``image``: where the node is
     itself a container (a Kubernetes pod), the key of the only environment that it serves. ``files_address``: where
-    other managers get copies of files (``host:port``); empty if the node keeps none. ``latency_workers``: how many
+    other managers get copies of files (``host:port``); empty if the node keeps none. ``has_blocks``: tasks of other
+    nodes read blocks in its memory. ``latency_workers``: how many
     workers it may have for tasks with a target, beyond its slots."""
 
     manager_id: str
@@ -390,6 +405,7 @@ class Registered(_Message, frozen=True):
     environments: dict[str, str] = {}
     image: str = ""
     files_address: str = ""
+    has_blocks: bool = False
     latency_workers: int = 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.analytics import peers, shaped
+from benchmarks.analytics import direct, peers, shaped
 from benchmarks.analytics.table import as_tables, errors
 from benchmarks.report import new_report
 from farcall_analytics.model import Method
@@ -16,6 +16,12 @@ def test_sorts_through_each_method_are_sorts_and_have_predictions() -> None:
     text = as_tables(new_report(shaped=found, peers=peers.measure(records=10_000, repetitions=1)))
     assert "| 1 MB, 5 tasks, hybrid |" in text
     assert "| DuckDB |" in text
+
+
+def test_a_sort_through_memory_is_compared_with_other_methods() -> None:
+    found = direct.measure(1, size=1e6, parts=4, others=(Method.COMBINED,))
+    assert {method: len(seconds) for method, seconds in found["seconds"].items()} == {"direct": 1, "combined": 1}
+    assert found["times_as_fast"]["combined"] > 0
 
 
 def test_errors_are_parts_of_what_was_measured() -> None:

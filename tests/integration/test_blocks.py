@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import mmap
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,14 +15,15 @@ import boto3
 import pytest
 import redis
 
-from farcall_common.errors import ConfigurationError, ObjectGone, StoreUnavailable
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
+from farcall_common.objects.node_blocks import NodeBlocks, OneNode, open_node_blocks
 from farcall_common.objects.s3 import open_bucket
 from tests.integration import store_servers
 from tests.waiting import WAIT_S
 
 BUCKET = "blocks"
-STORAGES = ("memory", "directory", "directory, 16 prefixes", "valkey", "cluster", "s3", "s3, 20 prefixes")
+STORAGES = ("memory", "directory", "directory, 16 prefixes", "node", "valkey", "cluster", "s3", "s3, 20 prefixes")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=STORAGES)
 def blocks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blocks]:
+    if request.param == "node":
+        yield NodeBlocks(OneNode(tmp_path / "node"))
+        return
     if request.param == "memory":
         url = "memory:"
     elif request.param.startswith("directory"):
@@ -185,3 +191,70 @@ def test_a_directory_is_for_its_user_alone(tmp_path: Path) -> None:
         storage.create("a", [b"x"])
     assert (tmp_path / "new" / "blocks").stat().st_mode & 0o777 == 0o700
     assert [each.name for each in (tmp_path / "new" / "blocks").iterdir()] == ["a"]
+
+
+# -- the memory of nodes -----------------------------------------------------------------------------------------------
+
+
+def test_no_name_of_a_block_leads_out_of_the_memory_of_a_node(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"of another user")
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
+    blocks.create("job/a", [b"x"])
+    for name in ("../secret", "..", f"{tmp_path}/secret", "job/../../secret", ".", ""):
+        with pytest.raises(ObjectGone):
+            blocks.read(Part(name))
+        assert blocks.create(name, [b"own"])
+        assert bytes(blocks.read(Part(name))) == b"own"
+    assert (tmp_path / "secret").read_bytes() == b"of another user"
+    assert {each.name for each in tmp_path.iterdir()} == {"node", "secret"}
+    assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
+
+
+def test_links_and_pipes_in_the_memory_of_a_node_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"of another user")
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
+    blocks.create("job/a", [b"x"])
+    (tmp_path / "node" / "b-job%2Flink").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "node" / "b-job%2Fpipe")
+    for name in ("job/link", "job/pipe"):
+        with pytest.raises(StoreUnavailable):
+            blocks.read(Part(name))
+        assert not blocks.create(name, [b"y"])
+    assert (tmp_path / "secret").read_bytes() == b"of another user"
+
+
+def test_large_parts_of_the_memory_of_a_node_are_mapped_at_any_offset(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8_000
+    blocks = NodeBlocks(OneNode(tmp_path / "node"))
+    blocks.create("job/a", [content])
+    for start, end in ((0, None), (1, None), (4_095, 4_097 + 300_000), (5_000, 1_000_001)):
+        assert bytes(blocks.read(Part("job/a", start, end))) == content[start:end]
+    read = blocks.read(Part("job/a"))
+    assert read.readonly
+    assert isinstance(read.obj, mmap.mmap)
+    blocks.delete(["job/a"])
+    assert bytes(read) == content, "what is read stays"
+
+
+def test_blocks_without_room_are_refused_and_old_ones_make_room(tmp_path: Path) -> None:
+    blocks = NodeBlocks(OneNode(tmp_path / "node"), most_bytes=1000)
+    blocks.create("killed/a", [bytes(600)])
+    blocks.create("job/a", [bytes(300)])
+    with pytest.raises(StoreFull):
+        blocks.create("job/b", [bytes(200)])
+    assert sorted(blocks.names("")) == ["job/a", "killed/a"]
+    two_days_ago = time.time() - 2 * 86_400
+    os.utime(tmp_path / "node" / "b-killed%2Fa", (two_days_ago, two_days_ago))
+    assert blocks.create("job/b", [bytes(200)])
+    assert sorted(blocks.names("")) == ["job/a", "job/b"]
+    with pytest.raises(StoreFull):
+        NodeBlocks(OneNode(None)).create("job/a", [b"x"])
+    with pytest.raises(ObjectGone):
+        NodeBlocks(OneNode(None)).read(Part("job/a"))
+
+
+def test_the_memory_of_nodes_is_for_tasks() -> None:
+    with pytest.raises(ConfigurationError, match="for tasks of Farcall"):
+        open_node_blocks("node:")
+    with pytest.raises(ConfigurationError, match="no storage of blocks"):
+        open_node_blocks("node:many")

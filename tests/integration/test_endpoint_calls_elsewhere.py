@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from farcall_common.graphs import Graph, Input, Stage, pack_graph
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from tests.support.endpoint import EndpointProcess, running_endpoint
+from tests.support.scheduler import install_scheduler
 from tests.waiting import wait_until
 
 MIB = 2**20
@@ -219,45 +219,10 @@ def test_a_graph_whose_manager_dies_runs_again_and_its_calls_elsewhere_end(tmp_p
         assert home not in managers
 
 
-SCHEDULER = {
-    "sbatch": """
-import os, pathlib, subprocess, sys
-jobs = pathlib.Path(__file__).parent / "jobs"
-jobs.mkdir(exist_ok=True)
-with open(os.devnull, "r+b") as nothing:
-    files = {"stdin": nothing, "stdout": nothing, "stderr": nothing}
-    job = subprocess.Popen(["bash", sys.argv[-1]], start_new_session=True, **files)
-(jobs / str(job.pid)).touch()
-print("Submitted batch job", job.pid)
-""",
-    "squeue": """
-import pathlib, sys
-for job in sys.argv[-1].partition("=")[2].split(","):
-    try:
-        is_over = pathlib.Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        is_over = True
-    print(f"{job}|{'COMPLETED' if is_over else 'RUNNING'}|None")
-""",
-    "scancel": """
-import contextlib, os, signal, sys
-for job in sys.argv[1:]:
-    if job.isdigit():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(int(job), signal.SIGTERM)
-""",
-}
-
-
 def test_calls_between_managers_that_are_reached_over_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name, code in SCHEDULER.items():
-        (tools / name).write_text(f"#!{sys.executable}\n{code}")
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{install_scheduler(tmp_path / 'tools')}:{os.environ['PATH']}")
     provider = {"type": "SlurmProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2}
     engine = {"provider": provider, "address": "127.0.0.1"}
     calls = tmp_path / "calls"

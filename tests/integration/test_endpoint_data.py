@@ -176,6 +176,48 @@ def test_a_submitter_cannot_replace_the_directory_of_another_in_memory(cloud: Fa
     ] == []
 
 
+def put_block(text: str) -> bool:
+    from farcall_common.objects.node_blocks import open_node_blocks
+
+    return open_node_blocks("node:").create("job/a", [text.encode()])
+
+
+def get_block(asks_manager: bool) -> str:
+    from farcall import current
+    from farcall_common.errors import ObjectGone
+    from farcall_common.objects.blocks import Part
+    from farcall_common.objects.node_blocks import open_node_blocks
+
+    try:
+        if asks_manager:
+            return bytes(current().node_memory().fetch("", [("job/a", 0, 5)])).decode()
+        return bytes(open_node_blocks("node:").read(Part("job/a", 0, 5))).decode()
+    except ObjectGone:
+        return "gone"
+
+
+def drop_blocks() -> None:
+    from farcall_common.objects.node_blocks import open_node_blocks
+
+    open_node_blocks("node:").delete_below("job/")
+
+
+def test_blocks_in_memory_are_those_of_their_submitter(cloud: FakeCloud, level: str) -> None:
+    assert value(cloud, put_block, "alice", submitter=ALICE)
+    assert not value(cloud, put_block, "again", submitter=ALICE)
+    for asks_manager in (True, False):
+        assert value(cloud, get_block, asks_manager, submitter=BOB) == "gone"
+        assert value(cloud, get_block, asks_manager) == "gone"
+    value(cloud, drop_blocks, submitter=BOB)
+    assert value(cloud, put_block, "bob's", submitter=BOB)
+    for asks_manager in (True, False):
+        assert value(cloud, get_block, asks_manager, submitter=ALICE) == "alice"
+        assert value(cloud, get_block, asks_manager, submitter=BOB) == "bob's"
+    for each in (ALICE, BOB):
+        value(cloud, drop_blocks, submitter=each)
+        assert value(cloud, get_block, False, submitter=each) == "gone"
+
+
 def die_with_scratch(note: str) -> None:
     import os
     import pathlib

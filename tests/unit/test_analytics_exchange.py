@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
-from farcall_common.errors import ObjectGone, StoreUnavailable
+from farcall_common.errors import ObjectGone, StoreBusy, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number
-from farcall_common.objects.pace import Pace, StoreBusy
+from farcall_common.objects.pace import Pace
 from farcall_common.payload import Piece
 from tests.support.blocks import WrappedBlocks
 

@@ -38,6 +38,7 @@ import farcall_common.payload.by_value
 import farcall_endpoint.isolation.landlock
 import farcall_endpoint.worker.files
 import farcall_endpoint.worker.nested
+import farcall_endpoint.worker.node_memory
 import farcall_common.objects
 import farcall_endpoint.worker.places
 import farcall_common.progress

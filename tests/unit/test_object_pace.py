@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from farcall_analytics.shaper import SharedTimes
-from farcall_common.errors import ObjectGone, StoreUnavailable
-from farcall_common.objects.pace import MOST, Pace, StoreBusy, Window, pace_of
+from farcall_common.errors import ObjectGone, StoreBusy, StoreUnavailable
+from farcall_common.objects.pace import MOST, Pace, Window, pace_of
 from tests.waiting import WAIT_S
 
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
-from farcall_common.errors import StoreUnavailable
+from farcall_common.errors import StoreBusy, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -28,11 +28,6 @@ rate of a storage, it refuses 1 to 5 % of the requests then, and 10 to 22 % with
 _FIRST_WAIT_S: Final = 0.1
 _LONGEST_WAIT_S: Final = 5.0
 _DOUBLINGS: Final = 10
-
-
-class StoreBusy(StoreUnavailable):
-    """A storage refuses a request, or does not answer it, and may answer the next one. The request may have been done
-    all the same."""
 
 
 class Window:

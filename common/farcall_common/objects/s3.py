@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from farcall_common.errors import ConfigurationError, StoreDenied, StoreUnavailable
+from farcall_common.errors import ConfigurationError, StoreBusy, StoreDenied, StoreUnavailable
 from farcall_common.object_keys import Key, Lifetime, lifetime_of
 from farcall_common.objects.connectors import ObjectConnector
-from farcall_common.objects.pace import StoreBusy
 from farcall_common.payload import Piece
 
 if TYPE_CHECKING:

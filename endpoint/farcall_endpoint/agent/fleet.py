@@ -113,7 +113,7 @@ class Fleet:
     :param demand: returns what the blocks should be enough for.
     :param image_of: returns the image of an environment, by its key, where blocks have images.
     :param files_dir: returns the directory of a task's files, by its id and its submitter, empty for the owner.
-    :param files_key: by which managers know one another when they copy files.
+    :param files_key: by which managers know one another when they copy files or blocks.
     """
 
     def __init__(
@@ -571,7 +571,7 @@ class Fleet:
         manager = _Manager(message, LivenessTimer(limit_s=self._silence_limit_s, now=now), now)
         self._managers[manager_id] = manager
         self.slots += message.slots
-        if message.files_address:
+        if message.files_address or message.has_blocks:
             self._links.send(manager_id, protocol.FilesKey(self._files_key))
         block.managers.add(manager_id)
         self._blocks.joined(message.block_id, manager_id, slots=message.slots, now=now)

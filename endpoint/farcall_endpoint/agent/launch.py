@@ -226,6 +226,12 @@ def _has_memory(config: Config) -> bool:
     return isinstance(config.engine.provider, LocalProviderConfig) and config.data.memory != 0
 
 
+def _node_memory_options(config: Config) -> list[str]:
+    """Those of managers whose nodes have each a memory of their own."""
+    is_local = isinstance(config.engine.provider, LocalProviderConfig)
+    return [] if is_local or config.data.memory == 0 else ["--node-memory"]
+
+
 def check_storages(config: Config) -> None:
     """Make sure that the storages for files of tasks have the options that they need.
 
@@ -391,7 +397,7 @@ def _fleet(
             ports=engine.worker_port_range,
             max_frame_bytes=2 * MAX_FRAME_BYTES,  # results are smaller, and CURVE adds to them
         ),
-        command_options=[*_manager_options(directory, config), *memory.options],
+        command_options=[*_manager_options(directory, config), *memory.options, *_node_memory_options(config)],
         variables={"FARCALL_ENDPOINT_ID": endpoint_id, **memory.variables},
         function_body=spool.function,
         payload=spool.payload_to_send,

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import random
+import secrets
 import shutil
 import sys
 import threading
@@ -248,6 +249,7 @@ class EngineLoop:
         command_options += ["--isolation", "none"]  # all tasks are this user's
         command_options += [] if options.batching else ["--no-batching"]
         command_options += ["--qos", msgspec.json.encode(options.qos).decode(), *memory.options]
+        command_options += [] if memory.options else ["--node-memory"]
         path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
         context = belongings.enter_context(zmq.Context())
         directory = options.scripts_root / new_id()
@@ -275,6 +277,7 @@ class EngineLoop:
             payload=_payload_of,
             demand=self._core.demand,
             batching=options.batching,
+            files_key=secrets.token_bytes(32),
             files_dir=lambda task_id, _: str(files_directory(directory, task_id, "")),
         )
         belongings.callback(fleet.close)

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import resource
+import secrets
 import shutil
 import socket
 import sys
@@ -29,8 +30,10 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.isolation import Isolation, best_of
+from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
+from farcall_endpoint.manager.block_server import BlockServer
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.cpu_shares import CpuShares
 from farcall_endpoint.manager.file_copies import FileCopies, address_towards
@@ -42,6 +45,7 @@ from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.worker_process import MEMORY_KEY, Confinement, MemoryDirectories, Workplace
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.process_directory import ProcessDirectory
 from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.worker.directories import remove_old_sandboxes
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -119,6 +123,7 @@ def main() -> None:
     parser.add_argument("--qos", help="QosSettings in JSON")
     parser.add_argument("--graph-memory", type=int, help="bytes for values between calls of graphs, in memory")
     parser.add_argument("--graph-disk", type=int, help="bytes for such values on disk")
+    parser.add_argument("--node-memory", action="store_true", help="make such a directory for this node, for blocks")
     parser.add_argument("--memory-root", type=Path, help="where the directories of submitters in memory are")
     parser.add_argument("--node-cache", type=int, default=0, help="bytes for copies of files on this node")
     parser.add_argument("--node-dir", type=Path, help="where these are; default: the temporary directory")
@@ -166,6 +171,12 @@ def main() -> None:
         environments = msgspec.structs.replace(environments, memory_bytes=node.memory_bytes // 2)
     qos = QosSettings() if options.qos is None else msgspec.json.decode(options.qos, type=QosSettings)
     files = _file_copies(options, agent_host)
+    node_memory = _node_memory() if options.node_memory else None
+    memory = None
+    if node_memory is not None:
+        memory = MemoryDirectories(node_memory.path, secrets.token_bytes(16))
+    elif options.memory_root:
+        memory = MemoryDirectories(options.memory_root, memory_key.encode())
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(
@@ -204,13 +215,14 @@ def main() -> None:
                     allowed_serializers=tuple(options.allowed_serializers),
                     data_only=options.data_only,
                     native=options.native,
+                    is_of_node=node_memory is not None,
                 ),
                 passed=options.pass_environment,
                 confinement=Confinement(options.readable, isolation.landlock, isolation.bubblewrap)
                 if isolation.landlock or isolation.bubblewrap
                 else None,
                 private=options.private,
-                memory=MemoryDirectories(options.memory_root, memory_key.encode()) if options.memory_root else None,
+                memory=memory,
                 copies=None if files is None else files.directory_of,
             ),
             environments=environments,
@@ -222,6 +234,7 @@ def main() -> None:
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
         shares=CpuShares(Cgroups(writable_hierarchies()), processors=node.whole_cpus, actuator=qos.actuator),
         files=files,
+        blocks=BlockServer(memory, host=(lambda: address_towards(agent_host)) if node_memory is not None else None),
         registered=protocol.Registered(
             manager_id,
             protocol.software_fingerprint(),
@@ -235,9 +248,23 @@ def main() -> None:
             refusal=isolation.refusal,
             environments=technologies(environments),
             files_address="" if files is None else files.address,
+            has_blocks=node_memory is not None,
             latency_workers=latency_workers(slots, qos.latency_workers),
         ),
     ).run()
+    if node_memory is not None:
+        node_memory.remove()
+
+
+def _node_memory() -> ProcessDirectory | None:
+    """The directory of submitters in the memory of this node; None if there can be none."""
+    try:
+        directory = ProcessDirectory(Path(SHARED_MEMORY), prefix=MEMORY_PREFIX)
+    except OSError as error:
+        _logger.warning("tasks keep no blocks in the memory of this node: %s", error)
+        return None
+    directory.remove_leftovers()
+    return directory
 
 
 def _file_copies(options: argparse.Namespace, agent_host: str) -> FileCopies | None:

@@ -20,7 +20,7 @@ from farcall_endpoint.protocol import (
     WantedOutput,
 )
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import CallEnded, Run, ValkeyAnswer
+from farcall_endpoint.worker.channel import BlocksAnswer, BlocksRequest, CallEnded, Run, ValkeyAnswer
 
 
 class _Action(msgspec.Struct, frozen=True):  # quicker to make than a dataclass
@@ -82,11 +82,11 @@ class Connect(_Action, frozen=True):
 
 
 class Answer(_Action, frozen=True):
-    """Send a worker how a call of its task has ended, or the address of Valkey, when its socket has room. A worker that
-    ends meanwhile does not hear of it."""
+    """Send a worker how a call of its task has ended, the address of Valkey, or blocks, when its socket has room. A
+    worker that ends meanwhile does not hear of it."""
 
     worker_id: int
-    packet: CallEnded | ValkeyAnswer
+    packet: CallEnded | ValkeyAnswer | BlocksAnswer
     body: tuple[Frame, ...]
 
 
@@ -117,6 +117,14 @@ class Pass(_Action, frozen=True):
 
     message: CallsTaken | CallNews | CallsDropped | ValkeyRequested | FilesReported
     bodies: tuple[Frame, ...]
+
+
+class ServeBlocks(_Action, frozen=True):
+    """Give the task of a worker blocks of its submitter, or delete them. Answered by BlocksServed."""
+
+    worker_id: int
+    submitter: str
+    packet: BlocksRequest
 
 
 class Copy(_Action, frozen=True):
@@ -198,6 +206,7 @@ Action = (
     | Report
     | Pass
     | FileAction
+    | ServeBlocks
     | Warn
     | ReadStreams
     | Leave

@@ -30,9 +30,11 @@ from farcall_endpoint.manager.actions import Action, Leave, ReadGraph, ReadStrea
 from farcall_endpoint.manager.ahead import AheadCalls
 from farcall_endpoint.manager.assignment import Assignment
 from farcall_endpoint.manager.away import AwayCalls, Guests
+from farcall_endpoint.manager.block_requests import BlockRequests
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import (
     AgentLost,
+    BlocksServed,
     CallNewsReceived,
     CopyEnded,
     CpusMeasured,
@@ -84,6 +86,7 @@ from farcall_endpoint.qos.settings import QosSettings
 from farcall_endpoint.shared_memory import Body, Frame
 from farcall_endpoint.worker.channel import (
     Begun,
+    BlocksRequest,
     Calls,
     Done,
     DropCalls,
@@ -194,6 +197,7 @@ class ManagerCore:
             default_key=default_key,
         )
         self._files = NodeFiles(actions=self._actions, budget_bytes=node_cache_bytes)
+        self._blocks = BlockRequests(actions=self._actions)
         self._valkey = ValkeyRequests(actions=self._actions, agent_host=agent_host)
         self.guests = Guests(reports=self._reports, node=graphs.node)
         self._interruptions = Interruptions(
@@ -316,8 +320,8 @@ class ManagerCore:
                         self._called(worker, packet, body, instant)
                     elif isinstance(packet, Progressed):
                         self._progressed(worker, packet, instant)
-                    elif isinstance(packet, ValkeyRequest):
-                        self._valkey_requested(worker, packet)
+                    elif isinstance(packet, ValkeyRequest | BlocksRequest):
+                        self._requested(worker, packet)
                     else:
                         self._interruptions.kill(worker, f"{type(packet).__name__} out of turn")
                 ended = jobs_before - len(worker.jobs)
@@ -337,6 +341,8 @@ class ManagerCore:
                 self._away.forget(manager_id)
             case ValkeyAnswered():
                 self._valkey.answered(event)
+            case BlocksServed(worker_id=worker_id):
+                self._blocks.served(event, self._workers.get(worker_id))
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
@@ -524,11 +530,14 @@ class ManagerCore:
         if progress is not None:
             self._reports.task_progress.note(packet.task_id, progress, now=now.mono)
 
-    def _valkey_requested(self, worker: Worker, packet: ValkeyRequest) -> None:
-        """A task asks for Valkey, which it can forge: but only for its own submitter."""
+    def _requested(self, worker: Worker, packet: ValkeyRequest | BlocksRequest) -> None:
+        """A task asks for Valkey, or blocks, which it can forge: but only for its own submitter."""
         if worker.runs(packet.task_id):
             try:
-                self._valkey.requested(worker, packet)
+                if isinstance(packet, ValkeyRequest):
+                    self._valkey.requested(worker, packet)
+                else:
+                    self._blocks.requested(worker, packet)
             except ValueError as error:
                 self._interruptions.kill(worker, str(error))
 

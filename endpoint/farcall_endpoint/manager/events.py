@@ -30,7 +30,7 @@ from farcall_endpoint.protocol import (
     ValkeyAnswered,
 )
 from farcall_endpoint.shared_memory import Body, Frame
-from farcall_endpoint.worker.channel import CallOrder, Packet
+from farcall_endpoint.worker.channel import BlocksAnswer, CallOrder, Packet
 
 
 class Instant(NamedTuple):
@@ -243,6 +243,15 @@ class Linked(_Event, frozen=True):
     lost: tuple[FileContent, ...] = ()
 
 
+class BlocksServed(_Event, frozen=True):
+    """The answer to what a task of a worker wants of blocks."""
+
+    worker_id: int
+    task_id: str
+    packet: BlocksAnswer
+    body: tuple[Frame, ...]
+
+
 class LimitExceeded(_Event, frozen=True):
     """A running task exceeds a limit; ``record`` is the error that it fails with."""
 
@@ -280,6 +289,7 @@ Event = (
     | CopyFiles
     | CopyEnded
     | Linked
+    | BlocksServed
     | CancelTasks
     | ReadOutput
     | CpusMeasured

@@ -33,6 +33,7 @@ from farcall_endpoint.manager.file_server import (
     FileClient,
     FileServer,
     SourceFailed,
+    Wanted,
     started,
 )
 from farcall_endpoint.process_directory import ProcessDirectory
@@ -229,13 +230,16 @@ class FileCopies:
     def _copy_path(self, content: FileContent) -> Path:
         return self._path(content.submitter) / _COPIES / content.sha256
 
-    def _read(self, content: FileContent) -> Generator[tuple[BinaryIO, int, int], None, None]:
+    def _read(self, content: Wanted) -> Generator[tuple[BinaryIO, int, int], None, None]:
         """A copy, in parts: its file, where the part begins, and its length. In a thread of the server. Ends early if
         the copy has failed.
 
         :raises KeyError: if there is none, and none comes.
         :raises OSError: if it cannot be read.
         """
+
+        if not isinstance(content, FileContent):
+            raise KeyError(content)
 
         def is_known() -> bool:  # the agent has named this node to another one before it has heard of that itself
             draft = self._drafts.get(content)

@@ -20,7 +20,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from farcall_endpoint.protocol import FileContent
+from farcall_endpoint.protocol import BlocksWanted, FileContent
 
 _logger = logging.getLogger(__name__)
 
@@ -31,12 +31,14 @@ _MOST_READERS: Final = 16
 """That are served at a time; each has a thread."""
 _MOST_HANDSHAKES: Final = 32
 """Connections that have not proved yet that they are managers; each has a thread."""
-_MOST_REQUEST_BYTES: Final = 1024
+_MOST_REQUEST_BYTES: Final = 2**15
 _CONNECT_LIMIT_S: Final = 5.0
 _HANDSHAKE_LIMIT_S: Final = 5.0
 _COPY_LIMIT_S: Final = 60.0
 _LEAST_BYTES_PER_S: Final = 1e6
 """A copy from another node takes ``_COPY_LIMIT_S`` and the time that its bytes take at this rate, or it fails."""
+_ROOM_LIMIT_S: Final = 20.0
+"""So long a manager waits for others to be served."""
 _PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 2.0
 _CHALLENGE_BYTES: Final = 32
@@ -49,13 +51,17 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    """What a manager wants of the server at ``address`` (``host:port``)."""
+    """What a manager wants of the server at ``address`` (``host:port``): a copy of a file, or blocks."""
 
     address: str
-    content: FileContent
+    content: FileContent | None
+    blocks: BlocksWanted | None = None
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Request).decode
+
+
+Wanted = FileContent | BlocksWanted
 
 
 class SourceFailed(Exception):
@@ -67,14 +73,14 @@ class SourceFailed(Exception):
 
 
 class FileServer:
-    """Gives copies to other managers.
+    """Gives copies of files, or blocks, to other managers.
 
-    :param read: gives a copy in parts, or raises KeyError; called in several threads.
+    :param read: gives what is wanted in parts, or raises KeyError; called in several threads.
     :raises OSError: if no port is free.
     """
 
     def __init__(
-        self, host: str, *, read: Callable[[FileContent], Generator[tuple[BinaryIO, int, int], None, None]]
+        self, host: str, *, read: Callable[[Wanted], Generator[tuple[BinaryIO, int, int], None, None]]
     ) -> None:
         self._read = read
         self._key = b""
@@ -146,7 +152,7 @@ class FileServer:
             with connection:
                 content = self._requested(connection)
                 self._end_handshake(connection)
-                if content is None or not self._room.acquire(blocking=False):
+                if content is None or not self._room.acquire(timeout=_ROOM_LIMIT_S):
                     return
                 try:
                     self._answer(connection, content)
@@ -157,7 +163,7 @@ class FileServer:
         finally:
             self._forget(connection, threading.current_thread())
 
-    def _requested(self, connection: socket.socket) -> FileContent | None:
+    def _requested(self, connection: socket.socket) -> Wanted | None:
         """What a manager wants; None if it is none of this agent, or wants it from another node."""
         ends_at = time.monotonic() + _HANDSHAKE_LIMIT_S
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
@@ -175,9 +181,9 @@ class FileServer:
         if wanted.address != self.address:
             _logger.warning("a request for a file that was meant for the node at %s", wanted.address)
             return None
-        return wanted.content
+        return wanted.content or wanted.blocks
 
-    def _answer(self, connection: socket.socket, content: FileContent) -> None:
+    def _answer(self, connection: socket.socket, content: Wanted) -> None:
         connection.settimeout(SILENCE_LIMIT_S)
         with contextlib.closing(self._read(content)) as parts:
             try:
@@ -211,8 +217,8 @@ class FileClient:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def read(self, content: FileContent, address: str) -> Generator[memoryview, None, None]:
-        """A copy of the manager at ``address``, in pieces; each is valid until the next one.
+    def read(self, content: Wanted, address: str) -> Generator[memoryview, None, None]:
+        """A copy, or blocks, of the manager at ``address``, in pieces; each is valid until the next one.
 
         :raises SourceFailed: if it cannot be had there.
         """
@@ -229,7 +235,10 @@ class FileClient:
                 if self._is_closed.is_set():  # it may not have seen this socket
                     raise SourceFailed("the manager ends")
                 challenge = _received(connection, _CHALLENGE_BYTES, ends_at)
-                request = _encode(_Request(address, content))
+                wanted = (content, None) if isinstance(content, FileContent) else (None, content)
+                request = _encode(_Request(address, *wanted))
+                if len(request) > _MOST_REQUEST_BYTES:
+                    raise SourceFailed(f"a request of {len(request):,} bytes")
                 proof = hmac.digest(self._key, challenge + request, "sha256")
                 connection.sendall(len(request).to_bytes(_LENGTH_BYTES) + request + proof)
                 left = int.from_bytes(_received(connection, _SIZE_BYTES, ends_at))

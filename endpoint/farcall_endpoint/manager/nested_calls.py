@@ -431,11 +431,8 @@ def kept_answer(action: Answer, memory: Memory) -> Answer:
             value = read(value)
     except ValueError as error:
         value = b""
-        action = Answer(
-            action.worker_id,
-            CallEnded(action.packet.number, outcomes.value_not_stored(size, error).to_json()),
-            (value,),
-        )
+        packet = msgspec.structs.replace(action.packet, error=outcomes.value_not_stored(size, error).to_json())
+        action = Answer(action.worker_id, packet, (value,))
     memory.add([value], on_disk=on_disk)
     return Answer(action.worker_id, action.packet, (value,))
 

@@ -45,11 +45,13 @@ from farcall_endpoint.manager.actions import (
     RemoveCopies,
     Report,
     Send,
+    ServeBlocks,
     ShareCpus,
     Unlink,
     Warn,
 )
 from farcall_endpoint.manager.away import jobs_of
+from farcall_endpoint.manager.block_server import BlockServer
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.cpu_shares import CpuShares
 from farcall_endpoint.manager.events import (
@@ -158,6 +160,7 @@ class Manager:
         memory_per_worker_bytes: int | None = None,
         shares: CpuShares | None = None,
         files: FileCopies | None = None,
+        blocks: BlockServer | None = None,
         registered: protocol.Registered,
     ) -> None:
         self._core = core
@@ -195,6 +198,8 @@ class Manager:
         self._files = files
         if files is not None:
             self._epoll.register(files.fileno(), select.EPOLLIN)
+        self._blocks = BlockServer(None, host=None) if blocks is None else blocks
+        self._epoll.register(self._blocks.fileno(), select.EPOLLIN)
         self._measure_at = 0.0
         self._measure_memory_at = 0.0
         self._output_bytes: dict[int, int] = {}  # by worker, as measured last
@@ -225,6 +230,7 @@ class Manager:
             self._scratch.close()
             if self._files is not None:
                 self._files.close()
+            self._blocks.close()
             self._launcher.close()
             self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
             self._shares.close()
@@ -256,6 +262,8 @@ class Manager:
                 events += self._serve_launcher()
             elif self._files is not None and descriptor == self._files.fileno():
                 events += self._files.events()
+            elif descriptor == self._blocks.fileno():
+                events += self._blocks.events()
             elif descriptor == self._agent_pidfd:
                 self._epoll.unregister(self._agent_pidfd)
                 events.append(self._lose_agent("the agent is gone"))
@@ -381,6 +389,7 @@ class Manager:
                 case protocol.FilesKey(key=key):
                     if self._files is not None:
                         self._files.set_key(key)
+                    self._blocks.set_key(key)
                 case protocol.CopyFiles():
                     events.append(message)
                 case protocol.RunCalls():
@@ -576,6 +585,8 @@ class Manager:
                 case Copy() | Link() | Unlink() | RemoveCopies():
                     assert self._files is not None
                     self._files.perform(action)
+                case ServeBlocks():
+                    self._blocks.perform(action)
                 case Warn(text=text):
                     _logger.warning("%s", text)
                 case ReadStreams():

@@ -256,6 +256,27 @@ class ValkeyAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
     error: dict[str, Any] | None = None
 
 
+class BlocksRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The running task wants ``parts`` of its submitter's blocks in the memory of a node (name, start and end of each),
+    or to delete those ``below`` a prefix there; with neither, the address of its own node. Answered by a BlocksAnswer
+    with this number, which is unique in the worker. A task can forge this."""
+
+    task_id: str
+    number: int
+    node: str = ""
+    parts: tuple[tuple[str, int, int], ...] = ()
+    below: str = ""
+
+
+class BlocksAnswer(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """To a worker: the parts, behind one another in the body, or the address of its node; or there is an
+    ``error``."""
+
+    number: int
+    address: str = ""
+    error: dict[str, Any] | None = None
+
+
 class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To a worker: a call of its running task has ended. The body is the value's buffer; or there is an ``error``."""
 
@@ -299,6 +320,8 @@ Packet = (
     | Progressed
     | ValkeyRequest
     | ValkeyAnswer
+    | BlocksRequest
+    | BlocksAnswer
 )
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from farcall_common.running import Arguments
+    from farcall_common.running import Arguments, NodeMemory
     from farcall_common.task_options import TaskOptions
     from farcall_endpoint.worker.nested import CallsOfTask
     from farcall_endpoint.worker.places import TaskPlaces
@@ -85,6 +85,13 @@ class CurrentTask:
     def memory_dir(self) -> Path | None:
         """See :attr:`farcall_common.running.RunningTask.memory_dir`."""
         return self._places().memory_dir()
+
+    def node_memory(self) -> NodeMemory:
+        """See :meth:`farcall_common.running.RunningTask.node_memory`."""
+        from farcall_endpoint.worker.node_memory import WorkerNodeMemory  # here: few tasks ask for it
+
+        places = self._places()
+        return WorkerNodeMemory(places.blocks_dir(), self._calls(), has_other_nodes=places.has_other_nodes)
 
     def valkey_url(self) -> str:
         """See :meth:`farcall_common.running.RunningTask.valkey_url`."""

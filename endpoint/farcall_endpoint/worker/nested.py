@@ -39,6 +39,8 @@ from farcall_common.task_options import TaskOptions
 from farcall_endpoint.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
 from farcall_endpoint.worker.channel import (
     INLINE_BYTES,
+    BlocksAnswer,
+    BlocksRequest,
     Call,
     CallEnded,
     Calls,
@@ -199,7 +201,7 @@ class CallsOfTask:
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._open: dict[int, CallFuture[Any]] = {}
-        self._requests: dict[int, concurrent.futures.Future[str]] = {}
+        self._requests: dict[int, concurrent.futures.Future[Any]] = {}
         self._waits = 0
         self._ended = False
         self._lost = False
@@ -229,9 +231,26 @@ class CallsOfTask:
 
     def valkey_url(self) -> str:
         """See :meth:`farcall_common.running.RunningTask.valkey_url`."""
+        url: str = self._request(lambda number: ValkeyRequest(self.task_id, number))
+        return url
+
+    def blocks(
+        self, node: str = "", parts: tuple[tuple[str, int, int], ...] = (), below: str = ""
+    ) -> tuple[str, Bytes]:
+        """The address and the bytes of an answer, see :class:`~farcall_endpoint.worker.channel.BlocksRequest`."""
+        answer: tuple[str, Bytes] = self._request(
+            lambda number: BlocksRequest(self.task_id, number, node, parts, below)
+        )
+        return answer
+
+    def _request(self, packet: Callable[[int], ValkeyRequest | BlocksRequest]) -> Any:
+        """Ask the manager for something, and wait for the answer.
+
+        :param packet: returns the request with a number.
+        """
         if threading.current_thread() is self._thread:
-            raise ConfigurationError("A callback of a call asks for Valkey.", hint="Ask for it before.")
-        request: concurrent.futures.Future[str] = concurrent.futures.Future()
+            raise ConfigurationError("A callback of a call asks its manager for something.", hint="Ask for it before.")
+        request: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._changed:
             self._check()
             if self._thread is None:
@@ -239,7 +258,7 @@ class CallsOfTask:
             number = next(self._sent.numbers)
             self._requests[number] = request
             try:
-                self._channel.send(ValkeyRequest(self.task_id, number))
+                self._channel.send(packet(number))
             except OSError as error:
                 del self._requests[number]
                 raise self._loss() from error
@@ -393,7 +412,9 @@ class CallsOfTask:
                 if isinstance(packet, CallEnded):
                     self._settle(packet, body[:])
                 elif isinstance(packet, ValkeyAnswer):
-                    self._answered(packet)
+                    self._answered(packet, packet.url)
+                elif isinstance(packet, BlocksAnswer):
+                    self._answered(packet, (packet.address, body[:]))
                 elif isinstance(packet, Sync):
                     self._others.sync()
                 else:
@@ -407,13 +428,13 @@ class CallsOfTask:
             if not self._ended:
                 self._lose()
 
-    def _answered(self, packet: ValkeyAnswer) -> None:
+    def _answered(self, packet: ValkeyAnswer | BlocksAnswer, answer: Any) -> None:
         with self._changed:
             request = self._requests.pop(packet.number, None)
         if request is None:  # of a task that has ended
             return
         if packet.error is None:
-            request.set_result(packet.url)
+            request.set_result(answer)
         else:
             request.set_exception(error_from_record(ErrorRecord.from_json(packet.error)))
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from farcall_common.objects import block_files
 from farcall_endpoint.removal import remove_tree
 from farcall_endpoint.worker.channel import Order
 from farcall_endpoint.worker.directories import name_of, submitter_directory
@@ -26,6 +27,8 @@ def scratch_name(worker_id: int | str) -> str:
 class TaskPlaces:
     """The directories of one task.
 
+    ``has_other_nodes``: whether the memory of this node is not that of all.
+
     :param root: the endpoint's working directory.
     :param worker_id: the worker's, unique in its manager.
     """
@@ -36,6 +39,7 @@ class TaskPlaces:
         self._temporary = settings.temporary
         self._worker_id = worker_id
         self._memory = settings.memory
+        self.has_other_nodes = settings.is_of_node
         # Of a worker that serves several submitters, this is the only thing that tells them apart.
         other = order.submitter if order.submitter != settings.submitter else ""
         self._other = name_of(other) if other else ""
@@ -67,6 +71,14 @@ class TaskPlaces:
 
     def memory_dir(self) -> Path | None:
         """See :attr:`farcall_common.running.RunningTask.memory_dir`."""
+        return None if self.has_other_nodes else self._in_memory()
+
+    def blocks_dir(self) -> Path | None:
+        """For blocks in the memory of this node, which may not exist yet."""
+        memory = self._in_memory()
+        return None if memory is None else memory / block_files.DIRECTORY
+
+    def _in_memory(self) -> Path | None:
         if not self._memory:
             return None
         path = Path(self._memory, self._other)

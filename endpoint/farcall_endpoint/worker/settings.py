@@ -19,7 +19,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ``reports_imports``: the worker says which modules its tasks import, so that a template can have them already.
     ``writable``: with some, the worker reaches nothing but these directories and what is ``readable``.
     ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
-    system, empty if they have none; ``submitter``: whose these are, empty for the owner.
+    system, empty if they have none; ``is_of_node``: whether other nodes have other ones; ``submitter``: whose these
+    are, empty for the owner.
     """
 
     sandboxed: bool = False
@@ -31,6 +32,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     writable: tuple[str, ...] = ()
     temporary: str = ""
     memory: str = ""
+    is_of_node: bool = False
     submitter: str = ""
 
     @classmethod

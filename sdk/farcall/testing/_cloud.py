@@ -49,6 +49,7 @@ from farcall_common.errors import (
 from farcall_common.file_arguments import without_files
 from farcall_common.graphs import StageState, is_graph, unpack_graph
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
+from farcall_common.objects.node_blocks import OneNode
 from farcall_common.payload import (
     BINARY_DATA,
     PORTABLE_DATA,
@@ -100,6 +101,9 @@ class _TaskHere:
 
     def memory_dir(self) -> Path | None:
         return None
+
+    def node_memory(self) -> OneNode:
+        return OneNode(None)
 
     def valkey_url(self) -> str:
         if self._cloud.valkey_url is None:

@@ -1,0 +1,242 @@
+"""Blocks of tasks in the memory of nodes: what tasks want of other nodes, and what other managers want of this one.
+
+The address of a node has a proof that a manager of this agent has made it, so that no task makes a manager connect to
+anything else. Threads and the server (:mod:`.file_server`) are started by the first request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from farcall_common.errors import FarcallError, ObjectGone, StoreUnavailable
+from farcall_common.objects import block_files
+from farcall_endpoint.manager.actions import ServeBlocks
+from farcall_endpoint.manager.events import BlocksServed
+from farcall_endpoint.manager.file_server import (
+    PIECE_BYTES,
+    FileClient,
+    FileServer,
+    SourceFailed,
+    Wanted,
+    started,
+)
+from farcall_endpoint.manager.worker_process import MemoryDirectories
+from farcall_endpoint.protocol import BlocksWanted
+from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes
+from farcall_endpoint.worker.channel import INLINE_BYTES, BlocksAnswer
+from farcall_endpoint.worker.directories import name_of
+
+_logger = logging.getLogger(__name__)
+
+_THREADS: Final = 4
+_TRIES: Final = 2
+_END_LIMIT_S: Final = 2.0
+_PROOF_CHARACTERS: Final = 32
+_NO_MEMORY: Final = "this node has no memory for blocks"
+
+
+class BlockServer:
+    """The blocks of this node. Methods are called in one thread.
+
+    :param memory: the directories of submitters; None: there are none.
+    :param host: finds the address of this node at which other managers reach it; None: all nodes share their memory.
+    """
+
+    def __init__(self, memory: MemoryDirectories | None, *, host: Callable[[], str] | None) -> None:
+        self._memory = memory
+        self._host = host
+        self._key = b""
+        self._client = FileClient()
+        self._server: FileServer | None = None
+        self._starting = threading.Lock()  # of the server
+        self._actions: queue.SimpleQueue[ServeBlocks | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[BlocksServed] = queue.SimpleQueue()
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._threads: list[threading.Thread] = []
+
+    def set_key(self, key: bytes) -> None:
+        """The key of the agent has come."""
+        self._key = key
+        self._client.set_key(key)
+
+    def fileno(self) -> int:
+        """Readable when :meth:`events` has some."""
+        return self._waker
+
+    def events(self) -> list[BlocksServed]:
+        """What has happened since the last call."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._waker)
+        found: list[BlocksServed] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._events.get_nowait())
+        return found
+
+    def perform(self, action: ServeBlocks) -> None:
+        """Do what a task wants, in a thread."""
+        while len(self._threads) < _THREADS:
+            thread = started(self._serve_all, "farcall-blocks")
+            if thread is None:
+                break
+            self._threads.append(thread)
+        if self._threads:
+            self._actions.put(action)
+        else:
+            self._report(action, error=_problem(action, "the node cannot start another thread"))
+
+    def close(self) -> None:
+        """End all threads."""
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+        for _ in self._threads:
+            self._actions.put(None)
+        for thread in self._threads:
+            thread.join(_END_LIMIT_S)
+        if not any(thread.is_alive() for thread in self._threads):  # such a one may report yet
+            os.close(self._waker)
+
+    # -- tasks of this node --------------------------------------------------------------------------------------------
+
+    def _serve_all(self) -> None:
+        while (action := self._actions.get()) is not None:
+            try:
+                address, body = self._serve(action)
+            except KeyError:
+                self._report(action, error=_problem(action, "they are not on their node any more"))
+            except (SourceFailed, OSError, ValueError) as error:
+                self._report(action, error=_problem(action, str(error)))
+            else:
+                self._report(action, address, body)
+
+    def _serve(self, action: ServeBlocks) -> tuple[str, tuple[Frame, ...]]:
+        packet = action.packet
+        if not packet.parts and not packet.below:
+            return self._own_address(), ()
+        wanted = BlocksWanted(action.submitter, packet.parts, packet.below)
+        if any(not 0 <= start <= end for _, start, end in packet.parts):
+            raise ValueError("a part that ends before it begins")
+        is_here = not packet.node or (self._server is not None and packet.node == self._own_address())
+        if is_here:
+            return "", _body(_contents(self._read(wanted)), wanted.size_bytes)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return "", _body(self._client.read(wanted, self._checked(packet.node)), wanted.size_bytes)
+            except SourceFailed:
+                if not tries_left:
+                    raise
+        raise AssertionError
+
+    def _report(
+        self, action: ServeBlocks, address: str = "", body: tuple[Frame, ...] = (), *, error: FarcallError | None = None
+    ) -> None:
+        answer = BlocksAnswer(action.packet.number, address, None if error is None else error.record.to_json())
+        self._events.put(BlocksServed(action.worker_id, action.packet.task_id, answer, body))
+        os.eventfd_write(self._waker, 1)
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+
+    def _own_address(self) -> str:
+        """``host:port:proof`` of this node; empty if all nodes share their memory.
+
+        :raises OSError: if there can be no server.
+        """
+        if self._host is None:
+            return ""
+        if self._memory is None:
+            raise OSError(_NO_MEMORY)
+        if not self._key:
+            raise OSError("the agent has sent no key")
+        with self._starting:
+            if self._server is None:
+                server = FileServer(self._host(), read=self._read)
+                server.start(self._key)
+                self._server = server
+        return f"{self._server.address}:{self._proof(self._server.address)}"
+
+    def _checked(self, node: str) -> str:
+        """The ``host:port`` of a node.
+
+        :raises ValueError: if no manager of this agent has made this address.
+        """
+        address, _, proof = node.rpartition(":")
+        if not self._key or not hmac.compare_digest(proof.encode(), self._proof(address).encode()):
+            raise ValueError("their node is none of this endpoint")
+        return address
+
+    def _proof(self, address: str) -> str:
+        return hmac.digest(self._key, b"blocks at " + address.encode(), "sha256").hex()[:_PROOF_CHARACTERS]
+
+    # -- blocks of this node -------------------------------------------------------------------------------------------
+
+    def _read(self, wanted: Wanted) -> Generator[tuple[BinaryIO, int, int], None, None]:
+        """Parts of blocks: the file, where the part begins, and its length. Blocks below a prefix are deleted instead.
+
+        :raises KeyError: if one is not there.
+        :raises OSError: if it cannot be read.
+        """
+        if not isinstance(wanted, BlocksWanted):
+            raise KeyError(wanted)
+        if wanted.below:
+            for directory in self._directories(wanted.submitter):
+                block_files.delete_below(directory, wanted.below)
+            return
+        for name, start, end in wanted.parts:
+            with self._opened(wanted.submitter, name) as file:
+                if os.fstat(file.fileno()).st_size < end:
+                    raise KeyError(name)
+                yield file, start, end - start
+
+    def _opened(self, submitter: str, name: str) -> BinaryIO:
+        for directory in self._directories(submitter):
+            with contextlib.suppress(FileNotFoundError):
+                return os.fdopen(block_files.open_block(directory, name), "rb", buffering=0)
+        raise KeyError(name)
+
+    def _directories(self, submitter: str) -> Iterator[int]:
+        """The directories of blocks of a submitter: of workers that serve it alone, and of those that serve several."""
+        if self._memory is None:
+            return
+        paths: list[Path] = [self._memory.path(submitter)]
+        if submitter:
+            paths.append(self._memory.path("") / name_of(submitter))
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError), block_files.opened(path / block_files.DIRECTORY) as directory:
+                yield directory
+
+
+def _problem(action: ServeBlocks, reason: str) -> FarcallError:
+    parts = action.packet.parts
+    if not parts:
+        return StoreUnavailable(f"Blocks in the memory of nodes: {reason}.")
+    return ObjectGone(f"{parts[0][0]} and {len(parts) - 1} other blocks cannot be read: {reason}.")
+
+
+def _contents(parts: Generator[tuple[BinaryIO, int, int], None, None]) -> Iterator[bytes]:
+    """The bytes of parts of files.
+
+    :raises OSError: if a file has become shorter.
+    """
+    for file, start, size in parts:
+        at, end = start, start + size
+        while at < end:
+            piece = os.pread(file.fileno(), min(PIECE_BYTES, end - at), at)
+            if not piece:
+                raise OSError("a block has lost bytes")
+            yield piece
+            at += len(piece)
+
+
+def _body(pieces: Iterator[bytes] | Iterator[memoryview], size: int) -> tuple[Frame, ...]:
+    if size <= INLINE_BYTES:
+        return (b"".join(pieces),)
+    return (SharedBytes(MemoryFile.of(pieces), 0, size),)
