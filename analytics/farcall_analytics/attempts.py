@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from typing import Any, Final, Protocol
 
 from farcall_analytics.reports import StageReport
-from farcall_analytics.tasks import Done, Regroup, Task, Unsuitable
+from farcall_analytics.tasks import Chain, Done, Regroup, Task, Unsuitable
 from farcall_common.errors import ConfigurationError, ObjectGone, TaskFailed
 
 GRACE_S: Final = 10.0
@@ -38,7 +38,7 @@ class _Attempts:
     """The attempts of one task; ``started``: the newest one. ``avoided``: places where one of them has lacked memory or
     disk. ``rounds``: in which no other place was found."""
 
-    task: Task | Regroup
+    task: Task | Chain | Regroup
     futures: list[Future[Done]] = dataclasses.field(default_factory=list)
     started: float = 0.0
     failures: int = 0
@@ -63,7 +63,7 @@ class Attempts:
         self,
         executor: Executor,
         function: Callable[..., Done],
-        tasks: Sequence[Task | Regroup],
+        tasks: Sequence[Task | Chain | Regroup],
         *,
         copies_after: float | None,
         retries: int,

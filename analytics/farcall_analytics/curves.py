@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 _MOST_FACTORS: Final = 100
+_PRECISION: Final = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +80,34 @@ class Slowdowns:
         parts = [(number / count) ** max(tasks, 1) for number in range(count + 1)]
         return sum(each * (parts[number + 1] - parts[number]) for number, each in enumerate(ordered))
 
+    def of_workers(self, count: int) -> list[float]:
+        """The factors of so many workers, spread as those of all. The last one is the slowest that there is on
+        average."""
+        ordered = sorted(self.factors)
+        found = [ordered[int((number + 0.5) / count * len(ordered))] for number in range(count)]
+        return [*found[:-1], max(found[-1], self.mean_worst(count))]
+
     def with_copies(self, after: float) -> Slowdowns:
         """The factors where a task that takes longer than this part of the others is started once more, and the first
         of both counts."""
         return _with_copies(self, after)
+
+
+def last_end(tasks: int, durations: Sequence[float]) -> float:
+    """When the last of so many tasks has ended, if each worker, which takes so long for one, takes the next one when it
+    has ended one."""
+    low, high = 0.0, math.ceil(tasks / len(durations)) * max(durations)  # between which the last one begins
+    while high - low > _PRECISION * max(durations):
+        middle = (low + high) / 2
+        if sum(math.floor(middle / each) + 1 for each in durations) >= tasks:
+            high = middle
+        else:
+            low = middle
+    begun = [math.floor(low / each) + 1 for each in durations]
+    ends = [count * each for count, each in zip(begun, durations, strict=True)]
+    free = sorted((end, each) for end, each in zip(ends, durations, strict=True) if end <= high)
+    left = max(0, tasks - sum(begun))
+    return max(*ends, *(end + each for end, each in free[:left]), 0.0)
 
 
 NONE: Final = Slowdowns()

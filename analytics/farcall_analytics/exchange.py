@@ -106,9 +106,10 @@ def write_pairs(
     """
     own = Written(f"{name}/{attempt}/", _offsets(partitions, 0), is_combined=False, per_block=per_block)
     count = math.ceil(len(partitions) / per_block)
-    for number in range(count):
-        those = partitions[number * per_block : (number + 1) * per_block]
-        blocks.create(f"{own.name}{number}", list(itertools.chain.from_iterable(those)))
+    groups = (partitions[number * per_block : (number + 1) * per_block] for number in range(count))
+    blocks.create_all(
+        [(f"{own.name}{number}", list(itertools.chain.from_iterable(group))) for number, group in enumerate(groups)]
+    )
     if blocks.create(f"{name}/committed", [msgspec.msgpack.encode(own)]):
         return own
     winner = read_pairs(blocks, name)

@@ -27,6 +27,9 @@ _MOST_WIDER: Final = 4.0
 """Times the workers, up to which numbers of partitions are compared."""
 _WEIGHTS: Final = tuple(10.0 ** (place / 4) for place in range(-48, 17))
 """Dollars that a second may be worth."""
+_MOST_PER_CALL: Final = 4
+_LEAST_CALLS: Final = 2
+"""Of each worker, so that slow ones may do less."""
 _TRUST: Final = 0.5
 """Of a new measurement; the rest is that of what was measured before."""
 _LEAST_COMPARED: Final = 4e6
@@ -73,6 +76,7 @@ class Limits:
     partition_bytes: float | None = None
     most_partitions: int = 1_000
     fast_bytes: float | None = None
+    tasks_per_call: int | None = None
     copies_after: float | None = None
     objective: Objective = "cheapest"
     deadline_s: float | None = None
@@ -191,6 +195,12 @@ class JobPlanner:
         if steps is not None and stage.number in steps:
             return steps[stage.number].partitions
         return self.step(stage.number).partitions
+
+    def tasks_per_call(self, tasks: int) -> int:
+        """How many of so many tasks one call runs."""
+        if self._limits.tasks_per_call is not None:
+            return self._limits.tasks_per_call
+        return max(1, min(_MOST_PER_CALL, tasks // (_LEAST_CALLS * self._profile.workers.most)))
 
     # -- what is measured ----------------------------------------------------------------------------------------------
 
@@ -453,11 +463,15 @@ class JobPlanner:
         parallel = profile.workers.most
         if stage.exchange is None or not self._is_divided(self._reader(stage)):
             transfers.append(Transfer(limits.tier, tasks, max(size, 1.0), is_write=True))
-            return (Phase(_phase(stage), tasks, min(parallel, tasks), tuple(transfers), tuple(work)),)
+            per_call = self.tasks_per_call(tasks)
+            return (
+                Phase(_phase(stage), tasks, min(parallel, tasks), tuple(transfers), tuple(work), per_call=per_call),
+            )
         legs = self._legs(stage, steps)
         codec = self._codec(steps[self._query.consumer(stage.number).number].codec)
         work += model.partition_work(size, codec, profile.workers)
         own = model.in_rounds(_phase(stage), tasks, parallel, tuple(transfers), tuple(work), legs)
+        own = dataclasses.replace(own, per_call=self.tasks_per_call(own.tasks))
         return own, *legs.between
 
     def _legs(self, writer: Stage, steps: Mapping[int, Step]) -> Legs:

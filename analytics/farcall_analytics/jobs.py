@@ -44,7 +44,18 @@ from farcall_analytics.reports import StageReport, report_text
 from farcall_analytics.settings import Settings
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
-from farcall_analytics.tasks import Done, Regroup, Rows, Task, delete_task, regroup_task, run_task, sample_task
+from farcall_analytics.tasks import (
+    Chain,
+    Done,
+    Regroup,
+    Rows,
+    Task,
+    delete_task,
+    regroup_task,
+    run_chain,
+    run_task,
+    sample_task,
+)
 from farcall_common.errors import ConfigurationError, FarcallError, ObjectGone
 from farcall_common.objects import node_blocks
 from farcall_common.objects.blocks import Part
@@ -255,13 +266,19 @@ class _Job:
         *,
         of: int = 0,
     ) -> list[Done]:
+        size = self._planner.tasks_per_call(len(tasks)) if function is run_task else 1
+        units: Sequence[Task | Chain | Regroup] = tasks
+        if size > 1:
+            function = run_chain
+            units = [Chain(own[0].name, tuple(own)) for own in _parts(tasks, math.ceil(len(tasks) / size))]  # type: ignore[arg-type]
+
         def progress(count: int) -> None:
-            self._progress(name, count, of or len(tasks))
+            self._progress(name, min(count * size, len(tasks)), of or len(tasks))
 
         attempts = Attempts(
             self._executor,
             function,
-            tasks,
+            units,
             copies_after=self._settings.copies_after,
             retries=self._settings.retries,
             report=report,
@@ -269,7 +286,7 @@ class _Job:
             stopped=self._stopped,
         )
         try:
-            done = attempts.run()
+            done = [own for each in attempts.run() for own in each.chain or (each,)]
         finally:
             self._losers += attempts.losers
             self._note_nodes(attempts.done)
@@ -473,7 +490,8 @@ class _Job:
 
     def _note_nodes(self, done: Sequence[Done]) -> None:
         """Remember where tasks have written to the memory of their nodes."""
-        written = [each for each in _written(done) if node_blocks.is_on_nodes(self._ways[each.storage].url)]
+        flat = [own for each in done for own in each.chain or (each,)]
+        written = [each for each in _written(flat) if node_blocks.is_on_nodes(self._ways[each.storage].url)]
         self._nodes.update(node_of(each.name) for each in written)
 
     def _delete_on_nodes(self) -> None:

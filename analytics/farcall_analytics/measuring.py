@@ -20,10 +20,13 @@ from farcall_analytics.attempts import Executor
 from farcall_analytics.curves import Curve, Slowdowns, constant
 from farcall_analytics.passing import from_stream, to_stream
 from farcall_analytics.prices import HOUR_S, WorkerPrice
-from farcall_analytics.profile_files import assumed_tier, tier_name
+from farcall_analytics.profile_files import NODES, assumed_tier, tier_name
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
 from farcall_analytics.shaper import open_storage
+from farcall_analytics.tasks import delete_task
+from farcall_common.errors import FarcallError, StoreFull
 from farcall_common.objects.blocks import Part
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes, name_on_node, node_of
 
 T = TypeVar("T")
 
@@ -64,10 +67,11 @@ class Rates(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Requests of a worker to a storage."""
+    """Requests of a worker to a storage. ``names``: of the blocks that it wrote."""
 
     requests: int
     seconds: float
+    names: tuple[str, ...] = ()
 
 
 def measure(
@@ -99,6 +103,11 @@ def measure(
         tiers[tier.name] = tier
         if not number:
             slowdowns = Slowdowns.of(durations)
+    progress(NODES)
+    try:
+        tiers[NODES], _ = measure_tier(executor, SCHEME, count)
+    except FarcallError as error:
+        progress(f"{NODES} cannot be used: {error}")
     memory = min(each.memory for each in workers)
     price = WorkerPrice(byte_s=dollars_per_hour / HOUR_S / memory)
     found = Workers(
@@ -158,15 +167,19 @@ def _probes(executor: Executor, url: str, workers: int) -> dict[int, tuple[list[
     """Of each size, what so many workers read and wrote at the same time."""
     prefix = f"farcall-profile-{uuid.uuid4().hex}"
     found = {}
+    nodes: set[str] = set()
     try:
         for size in _SIZES:
             names = [f"{prefix}/{size}/{number}" for number in range(workers)]
             written = list(_results(executor, write_blocks, names, [url] * workers, [size] * workers))
-            counts = [each.requests for each in written]
-            found[size] = list(_results(executor, read_blocks, names, [url] * workers, counts)), written
+            own = [each.names for each in written]
+            nodes |= {node_of(name) for each in own for name in each}
+            found[size] = list(_results(executor, read_blocks, own, [url] * workers)), written
     finally:
-        with open_storage(url) as blocks:
-            blocks.delete_below(f"{prefix}/")
+        if is_on_nodes(url):
+            _results(executor, delete_task, [url], [[name_on_node(node, f"{prefix}/") for node in nodes]])
+        else:
+            delete_task(url, [f"{prefix}/"])
     return found
 
 
@@ -196,23 +209,29 @@ def hold(seconds: float) -> Worker:
 def write_blocks(name: str, url: str, size: int) -> Probe:
     """Write blocks one after the other for a while."""
     data = os.urandom(size)
-    count = 0
+    names: list[str] = []
     with open_storage(url) as blocks:
         started = time.monotonic()
         while True:
-            blocks.create(f"{name}/{count}", [data])
-            count += 1
-            seconds = time.monotonic() - started
-            if seconds >= _SECONDS:
-                return Probe(count, seconds)
+            own = f"{name}/{len(names)}"
+            try:
+                blocks.create(own, [data])
+            except StoreFull:
+                if not names:
+                    raise
+                break
+            names.append(blocks.full_name(own))
+            if time.monotonic() - started >= _SECONDS:
+                break
+        return Probe(len(names), time.monotonic() - started, tuple(names))
 
 
-def read_blocks(name: str, url: str, count: int) -> Probe:
-    """Read so many blocks again and again for a while, one after the other."""
+def read_blocks(names: Sequence[str], url: str) -> Probe:
+    """Read blocks again and again for a while, one after the other."""
     with open_storage(url) as blocks:
         started = time.monotonic()
         for done in itertools.count(1):
-            blocks.read(Part(f"{name}/{done % count}"))
+            blocks.read(Part(names[done % len(names)]))
             seconds = time.monotonic() - started
             if seconds >= _SECONDS:
                 break

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from farcall_analytics.curves import last_end
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
 
 _REQUESTS_AT_A_TIME: Final = 8.0
@@ -48,7 +49,7 @@ class Shuffle:
 
     :param size: bytes that go from the tasks that partition to those that combine.
     :param input_size, output_size: bytes that are read before and written behind it.
-    :param writers: tasks that partition; 0: as many as combine.
+    :param writers: tasks that partition; 0: as many as combine, and for each worker one in each round at least.
     """
 
     size: float
@@ -98,7 +99,11 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """So many tasks, of which some run at a time. ``repeats``: how often all of it is done."""
+    """So many tasks, of which some run at a time.
+
+    :param repeats: how often all of it is done.
+    :param per_call: tasks that follow one another in a worker: while one computes, others read and write.
+    """
 
     name: str
     tasks: int
@@ -106,6 +111,7 @@ class Phase:
     transfers: tuple[Transfer, ...]
     work: tuple[Work, ...] = ()
     repeats: int = 1
+    per_call: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,6 +164,12 @@ def partitions_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
     return plan.partitions or max(plan.parallel, math.ceil(shuffle.size / (plan.memory * workers.data_part)))
 
 
+def writers_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
+    """How many tasks partition."""
+    rounds = rounds_of(shuffle, plan) if plan.method is Method.HYBRID else 1
+    return shuffle.writers or max(partitions_of(shuffle, plan, workers), rounds * plan.parallel)
+
+
 def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
     """Of a hybrid exchange."""
     return max(1, math.ceil(shuffle.size * plan.codec.ratio / plan.fast_bytes))
@@ -170,8 +182,10 @@ def legs_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> Legs:
     """
     if plan.method is Method.HYBRID and not plan.fast_bytes > 0:
         raise Infeasible("a hybrid exchange needs memory")
-    partitions = partitions_of(shuffle, plan, workers)
-    return _LEGS[plan.method](shuffle.writers or partitions, partitions, shuffle.size * plan.codec.ratio, plan, workers)
+    moved = shuffle.size * plan.codec.ratio
+    return _LEGS[plan.method](
+        writers_of(shuffle, plan, workers), partitions_of(shuffle, plan, workers), moved, plan, workers
+    )
 
 
 def phases_of(shuffle: Shuffle, plan: Plan, workers: Workers, *, input_tier: str = "") -> tuple[Phase, ...]:
@@ -183,11 +197,12 @@ def phases_of(shuffle: Shuffle, plan: Plan, workers: Workers, *, input_tier: str
     outer = input_tier or plan.tier
     legs = legs_of(shuffle, plan, workers)
     partitions = partitions_of(shuffle, plan, workers)
-    read = (Transfer(outer, shuffle.writers or partitions, shuffle.input_size, is_write=False),)
+    writers = writers_of(shuffle, plan, workers)
+    read = (Transfer(outer, writers, shuffle.input_size, is_write=False),)
     written = (Transfer(outer, partitions, shuffle.output_size, is_write=True),)
     partition = in_rounds(
         "partition",
-        shuffle.writers or partitions,
+        writers,
         plan.parallel,
         (*(read if shuffle.input_size else ()),),
         partition_work(shuffle.size, plan.codec, workers),
@@ -378,48 +393,56 @@ def _time(
     waves = math.ceil(phase.tasks / at_a_time)
     parts: dict[str, float] = {}
     directions_s = {False: 0.0, True: 0.0}
+    own_s = 0.0  # for which the bandwidth of workers is the limit
     for transfer in phase.transfers:
         tier = profile.tiers[transfer.tier]
         room = stored.get(transfer.tier, math.inf)
-        requests_s, bytes_s = _transfer_s(transfer, tier, memory, at_a_time, room=room)
+        bandwidth = (tier.write_bytes_per_s if transfer.is_write else tier.read_bytes_per_s).at(memory)
+        shared = min(tier.total_bytes_per_s, (room or math.inf) * tier.bytes_per_s_of_byte)
+        bytes_s = transfer.size / min(at_a_time * bandwidth, shared)
+        requests_s = _requests_s(transfer, tier, phase.tasks, waves)
         directions_s[transfer.is_write] += max(requests_s, bytes_s)
+        own_s += bytes_s if bytes_s > requests_s and at_a_time * bandwidth < shared else 0.0
         for name, part_s in ((f"{transfer.tier} requests", requests_s), (f"{transfer.tier} bandwidth", bytes_s)):
             parts[name] = parts.get(name, 0.0) + part_s
     cores = at_a_time * workers.cores(memory)
     parts["processors"] = processors_s = sum(size / rate for size, rate in phase.work) / cores
-    if workers.overlaps:
-        busy_s = max(*directions_s.values(), processors_s)
-    else:
-        busy_s = sum(directions_s.values()) + processors_s
-    starts_s = waves * workers.call_s
-    if is_first:
-        starts_s += workers.start_s + at_a_time / workers.starts_per_s
-    parts["worker start"] = starts_s
+    longest_s = max(*directions_s.values(), processors_s)
+    others_s = sum(directions_s.values()) + processors_s - longest_s
+    busy_s = longest_s if workers.overlaps else longest_s + others_s / phase.per_call
+    calls_s = math.ceil(waves / phase.per_call) * workers.call_s
+    start_s = workers.start_s + at_a_time / workers.starts_per_s if is_first else 0.0
+    parts["worker start"] = calls_s + start_s / phase.repeats
 
     slowdowns = workers.slowdowns if copies_after is None else workers.slowdowns.with_copies(copies_after)
+    slowed = min(1.0, own_s / busy_s) if busy_s and len(slowdowns.factors) > 1 else 0.0
+    factors = slowdowns.of_workers(at_a_time) if slowed else [1.0]
 
-    def with_stragglers(factor: float) -> float:
-        """Only the last wave waits for its slowest task."""
-        return starts_s + busy_s * (1 + (factor - 1) / waves)
+    def with_stragglers(slowest: float) -> float:
+        """Seconds, if the slowest worker has this factor."""
+        if not slowed:
+            return calls_s + busy_s
+        durations = [1 + (factor - 1) * slowed for factor in (*factors[:-1], slowest)]
+        return calls_s + busy_s / waves * last_end(phase.tasks, durations)
 
-    seconds = with_stragglers(slowdowns.mean_worst(at_a_time))
-    parts["stragglers"] = seconds - starts_s - busy_s
+    seconds = with_stragglers(factors[-1])
+    parts["stragglers"] = max(0.0, seconds - calls_s - busy_s)
     spread = math.sqrt(phase.repeats)  # of a sum of as many
-    low_s = seconds * phase.repeats - (seconds - with_stragglers(slowdowns.worst(at_a_time, quantile=_LOW))) * spread
-    high_s = seconds * phase.repeats + (with_stragglers(slowdowns.worst(at_a_time, quantile=_HIGH)) - seconds) * spread
+    less_s = (seconds - with_stragglers(slowdowns.worst(at_a_time, quantile=_LOW))) * spread
+    more_s = (with_stragglers(slowdowns.worst(at_a_time, quantile=_HIGH)) - seconds) * spread
     every = {name: part_s * phase.repeats for name, part_s in parts.items()}
-    return PhaseTime(phase.name, seconds * phase.repeats, low_s, high_s, every, phase.repeats)
+    seconds = seconds * phase.repeats + start_s
+    low_s, high_s = seconds - less_s, seconds + more_s
+    return PhaseTime(phase.name, seconds, min(low_s, seconds), max(high_s, seconds), every, phase.repeats)
 
 
-def _transfer_s(transfer: Transfer, tier: Tier, memory: float, at_a_time: int, *, room: float) -> tuple[float, float]:
-    """Seconds for the requests, and for the bytes. ``room``: bytes that there is place for in the storage."""
-    size = max(1.0, transfer.size / transfer.requests)
+def _requests_s(transfer: Transfer, tier: Tier, tasks: int, waves: int) -> float:
+    """Seconds for the requests: as many as the storage answers, or one after the other in each task. A task that has
+    written asks whether its job still runs."""
     rates = tier.writes_per_s if transfer.is_write else tier.reads_per_s
-    bandwidth = (tier.write_bytes_per_s if transfer.is_write else tier.read_bytes_per_s).at(memory)
-    waits_s = transfer.requests * tier.latency_s / (at_a_time * _REQUESTS_AT_A_TIME)
-    requests_s = max(transfer.requests / rates.at(size), waits_s)
-    together = min(at_a_time * bandwidth, tier.total_bytes_per_s, (room or math.inf) * tier.bytes_per_s_of_byte)
-    return requests_s, transfer.size / together
+    in_turn = math.ceil(transfer.requests / tasks / _REQUESTS_AT_A_TIME) + transfer.is_write
+    size = max(1.0, transfer.size / transfer.requests)
+    return max(transfer.requests / rates.at(size), waves * in_turn * tier.latency_s)
 
 
 def dollars_of(

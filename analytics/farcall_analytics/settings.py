@@ -19,6 +19,7 @@ _MORE_THAN_NOTHING: Final = (
     "partitions",
     "most_partitions",
     "share_bytes",
+    "tasks_per_call",
     "partition_bytes",
     "task_memory",
     "fast_bytes",
@@ -44,6 +45,8 @@ class Settings:
     :param most_partitions: of an exchange.
     :param objective: what the model looks for: the ``cheapest`` plan, or the ``fastest``.
     :param deadline_s: for the whole job, which the plan keeps in 95 % of cases. ``budget``: in dollars.
+    :param tasks_per_call: that one call runs one after the other: while one computes, the next one reads, and the one
+        before it writes. None: up to 4, if there are so many more tasks than workers.
     :param task_memory: bytes from which a task uses the disk.
     :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
     :param retries: of a task that failed for another reason than the query or its input.
@@ -61,6 +64,7 @@ class Settings:
     partition_bytes: float | None = None
     partitions: int | None = None
     most_partitions: int = 1_000
+    tasks_per_call: int | None = None
     task_memory: int | None = None
     copies_after: float | None = 0.75
     retries: int = 2
@@ -81,8 +85,8 @@ class Settings:
             value = getattr(self, name)
             if not (value is None or (isinstance(value, (int, float)) and value > 0)):
                 raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
-        if any(isinstance(value, float) for value in (self.partitions, self.most_partitions)):
-            raise ConfigurationError("partitions, most_partitions: expected whole numbers.")
+        if any(isinstance(value, float) for value in (self.partitions, self.most_partitions, self.tasks_per_call)):
+            raise ConfigurationError("partitions, most_partitions, tasks_per_call: expected whole numbers.")
         if self.retries < 0 or not (self.copies_after is None or 0 < self.copies_after <= 1):
             raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
@@ -110,6 +114,7 @@ class Settings:
             self.partition_bytes,
             self.most_partitions,
             self.fast_bytes,
+            self.tasks_per_call,
             self.copies_after,
             self.objective,
             self.deadline_s,

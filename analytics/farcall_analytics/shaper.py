@@ -6,6 +6,7 @@ as a worker has. ``shaped:FILE`` is the address of such a storage; the file has 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from farcall_common.errors import StoreBusy
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number, split_prefixes
@@ -43,7 +44,7 @@ class Shape:
     :param worker_read_bytes, worker_written_bytes: of one worker.
     :param latency_s: median of what a request takes before its first byte; it has a log-normal distribution with
         ``latency_sigma``.
-    :param slow_part: of workers, which have 1 / ``slow_factor`` of the bandwidth.
+    :param slow_workers: the first so many that use the storage, which have 1 / ``slow_factor`` of the bandwidth.
     :param refuses: whether requests beyond the rates are refused, as S3 does, instead of delayed.
     :param error_part: of requests, which fail at random as if they were refused. Half of the writes that fail have been
         done, as when an answer is lost.
@@ -57,7 +58,7 @@ class Shape:
     worker_written_bytes: float = math.inf
     latency_s: float = 0.0
     latency_sigma: float = 0.0
-    slow_part: float = 0.0
+    slow_workers: int = 0
     slow_factor: float = 1.0
     refuses: bool = False
     error_part: float = 0.0
@@ -67,6 +68,18 @@ def describe(path: Path, url: str, shape: Shape) -> str:
     """Write a shaped storage to a file; its address."""
     path.write_text(json.dumps({"url": url, "shape": dataclasses.asdict(shape)}))
     return f"{_SCHEME}{path}"
+
+
+def counts_of(url: str) -> Counts:
+    """What was requested of a shaped storage so far."""
+    with contextlib.closing(_times_of(url)) as times:
+        return times.counts()
+
+
+def _times_of(url: str) -> SharedTimes:
+    path = Path(url.removeprefix(_SCHEME))
+    _, prefixes = split_prefixes(json.loads(path.read_text())["url"])
+    return SharedTimes(path.with_suffix(".times"), prefixes=prefixes)
 
 
 def open_storage(url: str) -> Blocks:
@@ -79,14 +92,21 @@ def open_storage(url: str) -> Blocks:
         return open_blocks(url)
     path = Path(url.removeprefix(_SCHEME))
     found = json.loads(path.read_text())
-    _, prefixes = split_prefixes(found["url"])
-    times = SharedTimes(path.with_suffix(".times"), prefixes=prefixes)
-    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), times, pace=pace_of(url))
+    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), _times_of(url), pace=pace_of(url))
+
+
+class Counts(NamedTuple):
+    """Requests to a storage, and the bytes that they moved."""
+
+    reads: float
+    writes: float
+    read_bytes: float
+    written_bytes: float
 
 
 class SharedTimes:
-    """When each limit of a storage is free again, in a file that processes share. Seconds of the monotonic clock, which
-    all processes of a machine have in common.
+    """When each limit of a storage is free again, and what was requested of it, in a file that processes share. Seconds
+    of the monotonic clock, which all processes of a machine have in common.
 
     :param prefixes: of the storage, each of which has limits of reads and writes of its own.
     """
@@ -94,7 +114,8 @@ class SharedTimes:
     def __init__(self, path: Path, *, prefixes: int = 1) -> None:
         self.prefixes = prefixes
         self._path = path
-        size = _TIME.size * (2 + 2 * prefixes)
+        self._limits = 2 + 2 * prefixes
+        size = _TIME.size * (self._limits + len(Counts._fields))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(descriptor, size)
         self._memory = mmap.mmap(descriptor, size)
@@ -112,6 +133,31 @@ class SharedTimes:
                 return False
             self._add(limit, seconds, now)
         return True
+
+    def count(self, kind: int, size: int) -> None:
+        """Count a read or a write of so many bytes."""
+        with locked(self._path):
+            for place, amount in ((kind - _READS, 1), (kind, size)):
+                at = (self._limits + place) * _TIME.size  # requests, then bytes, as in Counts
+                _TIME.pack_into(self._memory, at, _TIME.unpack_from(self._memory, at)[0] + amount)
+
+    def counts(self) -> Counts:
+        """What was counted since the file was made."""
+        with locked(self._path):
+            at = self._limits * _TIME.size
+            return Counts(*struct.unpack_from(f"{len(Counts._fields)}d", self._memory, at))
+
+    def is_slow(self, most: int) -> bool:
+        """Whether this process is one of the first so many that have asked."""
+        if not most:
+            return False
+        with locked(self._path):
+            path = self._path.with_suffix(".slow")
+            known = path.read_text().split() if path.exists() else []
+            if str(os.getpid()) not in known and len(known) < most:
+                known.append(str(os.getpid()))
+                path.write_text(" ".join(known))
+        return str(os.getpid()) in known
 
     def close(self) -> None:
         """Close the file; it stays."""
@@ -133,7 +179,7 @@ class ShapedBlocks(Blocks):
 
     :param times: of all processes that use the storage.
     :param pace: of the requests; a new one if it is not given.
-    :param seed: of latencies, of errors, and of whether this worker is slow.
+    :param seed: of latencies and of errors.
     """
 
     def __init__(
@@ -154,7 +200,7 @@ class ShapedBlocks(Blocks):
         self._pace = Pace() if pace is None else pace
         self._random = random.Random(os.getpid() if seed is None else seed)  # noqa: S311 - no secret
         self._errors = random.Random(seed)  # noqa: S311 - if there is no seed, others than those of the last storage
-        self._slowness = shape.slow_factor if self._random.random() < shape.slow_part else 1.0
+        self._slowness = shape.slow_factor if times.is_slow(shape.slow_workers) else 1.0
         self._own_lock = threading.Lock()
         self._free_at = {_READ_BYTES: 0.0, _WRITTEN_BYTES: 0.0}
         self._clock = clock
@@ -191,6 +237,7 @@ class ShapedBlocks(Blocks):
         self._admit(name, _WRITES, self._shape.writes)
         self._wait_write(name, sum(map(len, pieces)))
         created = self._blocks.create(name, pieces)
+        self._times.count(_WRITES, sum(map(len, pieces)))
         if fails:
             raise _failed(name)
         return created
@@ -198,6 +245,7 @@ class ShapedBlocks(Blocks):
     def _read(self, part: Part) -> memoryview:
         self._begin_read(part.name)
         found = self._blocks.read(part)
+        self._times.count(_READS, len(found))
         self._wait_read(part.name, len(found))
         return found
 

@@ -6,7 +6,8 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -94,6 +95,16 @@ class Task(NamedTuple):
     avoided: frozenset[str] = frozenset()
 
 
+class Chain(NamedTuple):
+    """Tasks that one call runs, one after the other. ``name``: that of the first one. Other fields are those of
+    :class:`Task`."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    may_be_done: bool = False
+    avoided: frozenset[str] = frozenset()
+
+
 class Regroup(NamedTuple):
     """A task that puts what some tasks have written into one block, for some partitions.
 
@@ -115,7 +126,7 @@ class Regroup(NamedTuple):
 class Done(NamedTuple):
     """What a task has done. ``size``: bytes that it has written, or that its rows have in memory; durations are
     seconds. ``reused``: whether it was an earlier attempt. ``sample``: of its keys, as an Arrow stream.
-    ``raw_size``: bytes of its rows in memory."""
+    ``raw_size``: bytes of its rows in memory. ``chain``: what each task of a chain has done."""
 
     written: Written | None
     rows: int
@@ -126,6 +137,7 @@ class Done(NamedTuple):
     reused: bool = False
     sample: bytes = b""
     raw_size: int = 0
+    chain: tuple[Done, ...] = ()
 
     @property
     def busy_s(self) -> float:
@@ -137,7 +149,7 @@ def _in_place(function: Callable[[Any], Done]) -> Callable[[Any], Done]:
     """A function that raises :class:`Unsuitable` where its task must not run, or lacks memory or disk."""
 
     @functools.wraps(function)
-    def run(task: Task | Regroup) -> Done:
+    def run(task: Task | Chain | Regroup) -> Done:
         engine.require_threads()
         place = f"{socket.gethostname()}:{os.environ.get('TMPDIR', '')}"
         if place in task.avoided:
@@ -151,27 +163,82 @@ def _in_place(function: Callable[[Any], Done]) -> Callable[[Any], Done]:
     return run
 
 
+class _Read(NamedTuple):
+    """The tables of a task, or what an earlier attempt has done."""
+
+    tables: Mapping[str, pa.Table]
+    seconds: float
+    done: Done | None = None
+
+
+class _Computed(NamedTuple):
+    """The rows of a task, by partition. ``raw_size``: bytes of all of them."""
+
+    parts: Sequence[pa.Table]
+    rows: int
+    raw_size: int
+
+
 @_in_place
 def run_task(task: Task) -> Done:
     """Run a task; what an earlier attempt has committed counts, if there is one."""
+    read = _read_all(task)
+    if read.done is not None:
+        return read.done
+    started = time.monotonic()
+    computed = _compute(task, read.tables)
+    return _write(task, computed, read.seconds, time.monotonic() - started)
+
+
+@_in_place
+def run_chain(chain: Chain) -> Done:
+    """Run tasks one after the other: while one computes, the next one reads, and the one before it writes."""
+    started = time.monotonic()
+    tasks = [each._replace(may_be_done=each.may_be_done or chain.may_be_done) for each in chain.tasks]
+    done: list[Future[Done]] = []
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        ahead = reader.submit(_read_all, tasks[0])
+        for number, task in enumerate(tasks):
+            read = ahead.result()
+            if number + 1 < len(tasks):
+                ahead = reader.submit(_read_all, tasks[number + 1])
+            if read.done is not None:
+                done.append(writer.submit(lambda found=read.done: found))  # type: ignore[misc]
+                continue
+            begun = time.monotonic()
+            computed = _compute(task, read.tables)
+            wait(done)  # no more than three tasks have rows in memory
+            done.append(writer.submit(_write, task, computed, read.seconds, time.monotonic() - begun))
+        found = tuple(each.result() for each in done)
+    return Done(None, 0, 0, computed_s=time.monotonic() - started, chain=found)
+
+
+def _read_all(task: Task) -> _Read:
     if task.may_be_done and not task.output:
         found = find_written(task.ways, task.to, task.name, task.partitions)
         if found is not None:
-            return Done(found, 0, found.size, reused=True)
+            return _Read({}, 0.0, Done(found, 0, found.size, reused=True))
     started = time.monotonic()
     tables = {each.name: _read(task, each) for each in task.rows}
-    read_at = time.monotonic()
+    return _Read(tables, time.monotonic() - started)
+
+
+def _compute(task: Task, tables: Mapping[str, pa.Table]) -> _Computed:
     table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
-    rows = table.num_rows
+    return _Computed([table] if task.output else _divide(task, table), table.num_rows, table.nbytes)
+
+
+def _write(task: Task, computed: _Computed, read_s: float, computed_s: float) -> Done:
+    started = time.monotonic()
+    written = None
     if task.output:
-        computed_at = time.monotonic()
         check_running(task.ways)  # else another job may have written it since
-        write_table(task.output, table)
-        return _done(None, rows, table.nbytes, started, read_at, computed_at)
-    parts = _divide(task, table)
-    computed_at = time.monotonic()
-    written = write_tables(task.ways, task.to, task.name, parts, per_block=task.per_block)
-    return _done(written, rows, written.size, started, read_at, computed_at)._replace(raw_size=table.nbytes)
+        write_table(task.output, *computed.parts)
+    else:
+        written = write_tables(task.ways, task.to, task.name, computed.parts, per_block=task.per_block)
+    size = computed.raw_size if written is None else written.size
+    seconds = time.monotonic() - started
+    return Done(written, computed.rows, size, read_s, computed_s, seconds, raw_size=computed.raw_size)
 
 
 @_in_place
@@ -186,7 +253,7 @@ def regroup_task(task: Regroup) -> Done:
     pieces = read_pieces(task.ways, task.written, task.first, task.last)
     read_at = time.monotonic()
     written = write_pieces(task.ways, 0, task.name, pieces, first=task.first)
-    return _done(written, 0, written.size, started, read_at, read_at)
+    return Done(written, 0, written.size, read_at - started, 0.0, time.monotonic() - read_at)
 
 
 @_in_place
@@ -225,7 +292,3 @@ def _read(task: Task, rows: Rows, *, is_sample: bool = False) -> pa.Table:
         return read_share(share, rows.columns)
     found = pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
     return engine.sort(found, rows.keys, rows.directions) if rows.keys else found
-
-
-def _done(written: Written | None, rows: int, size: int, started: float, read_at: float, computed_at: float) -> Done:
-    return Done(written, rows, size, read_at - started, computed_at - read_at, time.monotonic() - computed_at)

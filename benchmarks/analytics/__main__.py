@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.analytics import peers, shaped
+from benchmarks.analytics import direct, experiments, paper, peers, plot, shaped, unshaped
 from benchmarks.analytics.table import as_tables
-from benchmarks.report import new_report, parse_options, save
+from benchmarks.report import Report, new_report, parse_options, save
 
+_SMALL: Final[dict[str, Any]] = {"size": 1e6, "parts": 8}
 _QUICK: Final = tuple(each for each in shaped.POINTS if each.size == shaped.SIZES[0] and each.parts == shaped.PARTS[0])
+
+
+def measure(*, quick: bool) -> Report:
+    """All of it."""
+    repetitions = 1 if quick else 3
+    return new_report(
+        shaped=shaped.measure(_QUICK if quick else shaped.POINTS, repetitions=1 if quick else 2),
+        unshaped=unshaped.measure(repetitions=repetitions, scale=0.02 if quick else 1.0),
+        direct=direct.measure(1, **(_SMALL if quick else {})),
+        experiments=experiments.measure(repetitions=repetitions, scale=0.1 if quick else 1.0),
+        paper={"sorts": paper.predictions(), "wider": paper.wider()},
+        peers=peers.measure(records=100_000 if quick else peers.RECORDS, repetitions=repetitions),
+    )
 
 
 def main() -> None:
@@ -17,10 +31,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few points and a small sort, for a test")
     options = parse_options(parser, "analytics.json")
-    report = new_report(
-        shaped=shaped.measure(_QUICK if options.quick else shaped.POINTS, repetitions=1 if options.quick else 3),
-        peers=peers.measure(records=100_000 if options.quick else peers.RECORDS, repetitions=1 if options.quick else 3),
-    )
+    report = measure(quick=options.quick)
+    plot.draw(report, options.output.with_suffix(".png"))
     save(report, options.output, as_tables)
 
 

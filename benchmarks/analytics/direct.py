@@ -7,9 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.analytics.shaped import WORKERS, Bench, Point, prepare
+from benchmarks.analytics.shaped import EVEN, WORKERS, Bench, Point
 from farcall_analytics.model import Method
-from farcall_endpoint import Engine
 
 SIZE: Final = 100e6
 PARTS: Final = 100
@@ -25,16 +24,24 @@ def measure(
     others: tuple[Method, ...] = (Method.COMBINED, Method.SLOW),
 ) -> dict[str, Any]:
     """Seconds of sorts of so many bytes with so many tasks on each side, by method, and how many times as fast as each
-    other method the direct exchange is, by medians."""
+    other method the direct exchange is, by medians; and dollars."""
     seconds: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as directory, Engine(max_workers=WORKERS) as engine:
-        bench = Bench(Path(directory), engine)
-        prepare(engine)
+    dollars: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory))
         for method in (Method.DIRECT, *others):
-            own = {"fast_storage": ""} if method is Method.DIRECT else {}
             point = Point(size, parts, method)
-            seconds[method] = sorted(bench.run(point, **own) for _ in range(repetitions))
+            runs = [bench.run(point, slow=EVEN) for _ in range(repetitions)]
+            seconds[method] = sorted(each.stages_s for each in runs)
+            dollars[method] = sorted(each.dollars for each in runs)
             print(f"{point}: {statistics.median(seconds[method]):.2f} s", flush=True)
     direct_s = statistics.median(seconds[Method.DIRECT])
     ratios = {method: statistics.median(seconds[method]) / direct_s for method in others}
-    return {"size": size, "parts": parts, "workers": WORKERS, "seconds": seconds, "times_as_fast": ratios}
+    return {
+        "size": size,
+        "parts": parts,
+        "workers": WORKERS,
+        "seconds": seconds,
+        "dollars": dollars,
+        "times_as_fast": ratios,
+    }

@@ -46,7 +46,8 @@ def test_a_storage_has_the_limits_that_its_shape_gives_it(engine: Engine, tmp_pa
     url = describe(tmp_path / "slow.json", f"file://{tmp_path}/blocks", shape)
     said: list[str] = []
     found = measure(engine, [url], dollars_per_hour=0.36, progress=said.append)
-    assert said == ["workers", "processors", "slow"]
+    assert said == ["workers", "processors", "slow", "memory of nodes"]
+    assert found.tiers["memory of nodes"].read_bytes_per_s.at(1e9) > 30 * MB
     tier = found.tiers["slow"]
     assert 10 < tier.reads_per_s.at(1e4) <= 110
     assert 5 < tier.writes_per_s.at(1e4) <= 60

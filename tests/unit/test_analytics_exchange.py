@@ -169,7 +169,7 @@ def shaped(tmp_path: Path, shape: Shape, time: Time, *, seed: int = 1) -> Shaped
         (Shape(written_bytes=1000, read_bytes=500), 2.0, 4.0),
         (Shape(worker_written_bytes=500, worker_read_bytes=1000), 4.0, 2.0),
         (Shape(latency_s=0.5), 10.0, 10.0),
-        (Shape(worker_read_bytes=1000, slow_part=1.0, slow_factor=4.0), 0.0, 8.0),
+        (Shape(worker_read_bytes=1000, slow_workers=1, slow_factor=4.0), 0.0, 8.0),
     ],
 )
 def test_requests_and_bytes_take_the_time_of_the_shape(
@@ -183,6 +183,8 @@ def test_requests_and_bytes_take_the_time_of_the_shape(
         for number in range(20):
             assert len(blocks.read(Part(f"{number}"))) == 100
         assert time.now == pytest.approx(100 + written_s + read_s)
+    with contextlib.closing(SharedTimes(tmp_path / "times")) as times:
+        assert times.counts() == (20, 20, 2000, 2000)
 
 
 def test_processes_share_the_limits_of_a_storage_and_not_those_of_a_worker(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_analytics.curves import Curve, Slowdowns, constant
+from farcall_analytics.curves import Curve, Slowdowns, constant, last_end
 from farcall_analytics.model import Infeasible, Method, Plan, Shuffle, Transfer, estimate, phases_of, rounds_of
 from farcall_analytics.prices import LAMBDA_2018, LAMBDA_2026, REDIS_2018, S3_2018, S3_2026
 from farcall_analytics.profiles import Codec, Profile, Tier, Workers
@@ -77,6 +77,23 @@ def test_the_mean_of_the_slowest_is_that_of_a_simulation() -> None:
     assert slowdowns.mean_worst(20) == pytest.approx(sum(simulated) / len(simulated), rel=0.01)
     ordered = sorted(simulated)
     assert slowdowns.worst(20, quantile=0.5) == pytest.approx(ordered[10_000], rel=0.05)
+
+
+@given(st.integers(1, 60), st.lists(st.floats(0.5, 8.0), min_size=1, max_size=12))
+def test_the_last_task_ends_as_in_a_simulation(more: int, durations: list[float]) -> None:
+    tasks = len(durations) + more
+    free_at = [0.0] * len(durations)
+    for _ in range(tasks):
+        worker = min(range(len(durations)), key=lambda each: (free_at[each], durations[each]))
+        free_at[worker] += durations[worker]
+    assert last_end(tasks, durations) == pytest.approx(max(free_at), rel=1e-3)
+
+
+def test_workers_are_as_slow_as_all_of_them_and_one_as_the_slowest() -> None:
+    assert Slowdowns((0.5,) * 7 + (4.5,)).of_workers(8) == [0.5] * 7 + [4.5]
+    few = Slowdowns((0.8,) * 19 + (4.8,))
+    assert few.of_workers(2) == [0.8, pytest.approx(few.mean_worst(2))]
+    assert Slowdowns().of_workers(3) == [1.0] * 3
 
 
 def test_copies_shorten_the_tail_and_nothing_else() -> None:
@@ -215,6 +232,12 @@ def test_reading_computing_and_writing_overlap_or_follow_one_another() -> None:
     assert apart.limited_by == "S3 bandwidth"
     more_cores = with_workers(overlaps=False, cores_per_byte=4 / GB, **rates)
     assert estimate(shuffle, plan, more_cores).seconds == pytest.approx(25 + 6.25 + 25 + 25 + 12.5 + 25)
+
+
+def test_workers_start_once_also_before_many_rounds() -> None:
+    plan = Plan(Method.HYBRID, "S3", GB, 40, "Redis", 2 * GB)
+    late = estimate(Shuffle(40 * GB), plan, with_workers(start_s=9.0)).seconds
+    assert late == pytest.approx(estimate(Shuffle(40 * GB), plan, LOCUS).seconds + 9.0)
 
 
 def test_what_limits_a_plan_is_said() -> None:

@@ -364,6 +364,21 @@ def test_each_method_of_exchange_gives_the_same_rows(
         assert list(blocks.names("")) == []
 
 
+@pytest.mark.parametrize("method", ["combined", "slow", "two-level"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_tasks_that_follow_one_another_in_a_call_give_the_same_rows(
+    executor: ThreadPoolExecutor, options: dict[str, Any], tmp_path: Path, method: str, commits: bool
+) -> None:
+    table = random_rows(3000, different=500)
+    failing = FailingExecutor(executor, commits=commits)
+    own: Any = {**options, "executor": failing, "partitions": 7, "method": method, "tasks_per_call": 3}
+    source = fa.read_parquet(files(tmp_path / "in", table), **own)
+    outcome = source.sort("a", "c").write_parquet(str(tmp_path / "out"))
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert found.equals(oracle("select * from t order by a, c", t=table))
+    assert failing.failed == sum(each.retries for each in outcome.stages) > 1
+
+
 class Forgetful(WrappedBlocks):
     """A memory that has lost two blocks of tasks, once."""
 

@@ -64,6 +64,11 @@ class Blocks(abc.ABC):
         :raises StoreDenied, StoreUnavailable: if the storage refuses it, or does not answer.
         """
 
+    def create_all(self, blocks: Sequence[tuple[str, Sequence[Piece]]]) -> None:
+        """Write blocks, some of them at the same time. Those that are there stay as they are."""
+        with concurrent.futures.ThreadPoolExecutor(MOST) as writers:
+            list(writers.map(lambda block: self.create(*block), blocks))
+
     @abc.abstractmethod
     def read(self, part: Part) -> memoryview:
         """A part of a block.
