@@ -17,10 +17,11 @@ import pyarrow as pa
 from datafusion import DataFrame, Expr, SessionContext, SQLOptions, col
 from datafusion import functions as f
 
-from farcall_analytics import jobs
+from farcall_analytics import bars, jobs
 from farcall_analytics.attempts import Executor
+from farcall_analytics.bars import Progress
 from farcall_analytics.job_plans import Facts, JobPlan, JobPlanner
-from farcall_analytics.jobs import Outcome, Progress
+from farcall_analytics.jobs import Outcome
 from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input, Paths, find_input, find_paths, is_below, shown
 from farcall_analytics.profile_files import NODES, assumed_tier, profile_of, tier_name
@@ -183,6 +184,8 @@ class Dataset:
         :param output: a directory that all workers share, or ``s3://BUCKET/PREFIX``. Files of that name which are
             there are replaced, or deleted.
         :param job: a name of the job. A program that is started again with the same one continues it.
+        :param progress: called with the name of a stage, its tasks that are done, and all of them; if it is not given,
+            a terminal shows bars.
         """
         if not str(output).strip():
             raise QueryProblem("output: expected a directory, or s3://BUCKET/PREFIX")
@@ -213,16 +216,17 @@ class Dataset:
         query = self.stages()
         planner = self._planner(query)
         planner.plan()
-        return jobs.run(
-            self._place.executor,
-            query,
-            self._tables,
-            self._place.settings,
-            planner,
-            output=output,
-            job=job,
-            progress=progress,
-        )
+        with bars.shown(progress) as update:
+            return jobs.run(
+                self._place.executor,
+                query,
+                self._tables,
+                self._place.settings,
+                planner,
+                output=output,
+                job=job,
+                progress=update,
+            )
 
     def _with(
         self, build: Callable[[DataFrame], DataFrame], others: Mapping[str, Input | pa.Table] | None = None

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from farcall_analytics import engine
 from farcall_analytics.attempts import GRACE_S, Attempts, Executor
+from farcall_analytics.bars import Progress
 from farcall_analytics.exchange import Written
 from farcall_analytics.job_plans import JobPlan, JobPlanner, Step, is_divided
 from farcall_analytics.model import Method, runs_of, square_root
@@ -91,10 +92,6 @@ class Outcome:
         return report_text(self.plan, self.stages, self.seconds)
 
 
-Progress = Callable[[str, int, int], None]
-"""Called with the name of a stage, its tasks that are done, and all of them."""
-
-
 def run(
     executor: Executor,
     query: Query,
@@ -104,7 +101,7 @@ def run(
     *,
     output: str = "",
     job: str | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
 ) -> Outcome:
     """Run a query, and write its rows to files, or return them.
 
@@ -146,7 +143,7 @@ class _Job:
         settings: Settings,
         planner: JobPlanner,
         ways: tuple[Way, ...],
-        progress: Progress | None,
+        progress: Progress,
     ) -> None:
         self.reports = {each.number: StageReport(each.number) for each in query.stages}
         self.paths: list[str] = []
@@ -159,7 +156,7 @@ class _Job:
         self._settings = settings
         self._planner = planner
         self._ways = ways
-        self._shown = progress or (lambda *_: None)
+        self._shown = progress
         self._has_name = False
         self._may_be_done = False
         self._written: dict[int, list[Written]] = {}

@@ -140,7 +140,7 @@ def _elastic(query: Mapping[str, Any]) -> float:
         own = run["busy_s"] + run["starts"] * query["start_s"]
         pool = run["widest"] * (run["seconds"] + query["start_s"])
         parts.append(own / pool - 1)
-    return statistics.median(parts)
+    return _median(parts)
 
 
 def _r_squared(points: Sequence[tuple[float, float]]) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import re
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -518,6 +520,21 @@ def test_a_task_that_hangs_gets_a_copy_which_counts(
     found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
     assert ordered(found) == ordered(table)
     assert sum(each.copies for each in outcome.stages) == 1
+
+
+def test_a_terminal_shows_a_bar_for_each_stage(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(100)), **options)
+    source.sort("a").to_arrow()
+    assert isinstance(sys.stderr, Terminal)
+    assert "stage 2 of 2" in sys.stderr.getvalue()
 
 
 class BareExecutor:
