@@ -16,6 +16,7 @@ from farcall_analytics.frames import STORAGE
 from farcall_analytics.measuring import measure
 from farcall_analytics.planner import bytes_text, number_text
 from farcall_analytics.profiles import Profile
+from farcall_analytics.shaper import open_storage
 from farcall_common.console import new_group, show_table
 from farcall_common.errors import ConfigurationError
 
@@ -39,18 +40,22 @@ def profile(
     again: Annotated[bool, typer.Option("--again", help="Measure also if the last profile is not a week old.")] = False,
 ) -> None:
     """Measure workers of an endpoint, and storages from there; programs on this computer plan with it for a week."""
-    urls = (storage, fast_storage)
+    urls = [url for url in (storage, fast_storage) if url]
+    for url in urls:
+        try:
+            with open_storage(url) as blocks:
+                next(blocks.names("farcall-profile-"), None)
+        except OSError as error:
+            raise ConfigurationError(f"{url} cannot be used from here: {error.strerror}.") from error
     with Executor(endpoint) as executor:
-        path = profile_files.profile_path(executor, *urls)
+        path = profile_files.profile_path(executor)
         found = None if again else profile_files.load(path)
-        if found is None or found.age_s(time.time()) >= profile_files.STALE_S:
-            measured = measure(
-                executor, [url for url in urls if url], dollars_per_hour=dollars_per_hour, progress=_note
-            )
-            found = profile_files.save(path, measured)
+        if found is None or not found.has(urls) or found.age_s(time.time()) >= profile_files.STALE_S:
+            measured = measure(executor, urls, dollars_per_hour=dollars_per_hour, progress=_note)
+            found = profile_files.save(path, measured, list(measured.tiers))
         else:
             _note(f"measured {number_text(found.age_s(time.time()) / 3600)} hours ago; --again repeats that")
-    _show(found.profile)
+        _show(profile_files.profile_of(executor, *urls))
 
 
 @app.command()

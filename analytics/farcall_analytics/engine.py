@@ -20,7 +20,7 @@ import pyarrow.ipc
 from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
 from datafusion.substrait import Consumer, Serde
 
-from farcall_analytics.relations import QueryProblem
+from farcall_analytics.relations import QueryProblem, empty_batch
 from farcall_common.errors import ConfigurationError
 
 _NUMBER = "number"
@@ -154,11 +154,13 @@ def _keys(table: pa.Table, keys: Sequence[int]) -> pa.Table:
 
 
 def _hashed_as(of: pa.DataType) -> pa.DataType:
-    """The type as which the hash takes values; equal ones stay equal."""
-    if pa.types.is_unsigned_integer(of) or pa.types.is_time(of) or pa.types.is_duration(of):
-        return pa.int32() if pa.types.is_time32(of) else pa.int64()
-    if pa.types.is_float16(of):
-        return pa.float32()
+    """The type as which the hash takes values; equal ones stay equal, also of types with fewer digits."""
+    if pa.types.is_integer(of) or pa.types.is_time64(of) or pa.types.is_duration(of):
+        return pa.int64()
+    if pa.types.is_time32(of):
+        return pa.int32()
+    if pa.types.is_floating(of):
+        return pa.float64()
     return pa.string() if pa.types.is_decimal256(of) else of
 
 
@@ -197,5 +199,5 @@ def _in_batches(table: pa.Table) -> pa.Table:
 
 
 def _register(context: SessionContext, name: str, table: pa.Table) -> None:
-    batches: list[Any] = table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+    batches: list[Any] = table.to_batches() or [empty_batch(table.schema)]
     context.register_record_batches(name, [batches])

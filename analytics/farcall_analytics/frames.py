@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 from datafusion import DataFrame, Expr, SessionContext, SQLOptions, col
@@ -23,9 +23,9 @@ from farcall_analytics.bars import Progress
 from farcall_analytics.job_plans import Facts, JobPlan, JobPlanner
 from farcall_analytics.jobs import Outcome
 from farcall_analytics.model import Method
-from farcall_analytics.parquet import Input, Paths, find_input, find_paths, is_below, shown
-from farcall_analytics.profile_files import NODES, assumed_tier, profile_of, tier_name
-from farcall_analytics.relations import QueryProblem
+from farcall_analytics.parquet import Input, Paths, absolute, find_input, find_paths, is_below, shown
+from farcall_analytics.profile_files import NODES, assumed_tier, fast_tier_name, profile_of, tier_name
+from farcall_analytics.relations import QueryProblem, empty_batch
 from farcall_analytics.settings import Settings
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
@@ -41,6 +41,7 @@ _QUERIES_ONLY: Final = SQLOptions().with_allow_ddl(False).with_allow_dml(False).
 _MOST_ROWS: Final = 2**62
 _NUMBERS: Final = itertools.count(1)
 
+Key = str | Expr
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
@@ -74,7 +75,7 @@ class Dataset:
 
     def select(self, *columns: str | Expr, **named: Expr) -> Dataset:
         """Some columns, and new ones by name."""
-        chosen = [*map(_column, columns), *(each.alias(name) for name, each in named.items())]
+        chosen = [*map(_column, columns), *(_named(name, each) for name, each in named.items())]
         return self._with(lambda frame: frame.select(*chosen))
 
     def with_columns(self, **named: Expr) -> Dataset:
@@ -92,6 +93,10 @@ class Dataset:
         :raises QueryProblem: if a column is missing, or both have one that is no key.
         """
         keys = [on] if isinstance(on, str) else list(on)
+        if how not in get_args(JoinKind):
+            raise QueryProblem(f"how: expected {', '.join(get_args(JoinKind))}, got {how}")
+        if not isinstance(other, Dataset):
+            raise QueryProblem("join: expected a dataset; fa.from_arrow makes one of a table or a data frame")
         for side in (self, other):
             side._check(keys)
         both = set(self.schema.names) & set(other.schema.names) - set(keys)
@@ -99,8 +104,9 @@ class Dataset:
             raise QueryProblem(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
         return self._with(lambda frame: _joined(frame, other._frame, keys, how), other._tables)
 
-    def group_by(self, *keys: str | Expr) -> Groups:
+    def group_by(self, *keys: Key | Sequence[Key]) -> Groups:
         """Rows with equal keys; :meth:`Groups.agg` says what of them."""
+        keys = _flat(keys)
         self._check([each for each in keys if isinstance(each, str)])
         return Groups(self, keys)
 
@@ -108,11 +114,12 @@ class Dataset:
         """Aggregates of all rows, by name."""
         return self.group_by().agg(**named)
 
-    def sort(self, *keys: str | Expr, descending: bool | Sequence[bool] = False) -> Dataset:
+    def sort(self, *keys: Key | Sequence[Key], descending: bool | Sequence[bool] = False) -> Dataset:
         """All rows, by keys; nulls last.
 
         :param descending: of all keys, or of each.
         """
+        keys = _flat(keys)
         self._check([each for each in keys if isinstance(each, str)])
         downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
         if not keys or len(downs) != len(keys):
@@ -149,7 +156,7 @@ class Dataset:
         sizes = {name: _size(table) for name, table in self._tables.items()}
         with _query_errors():
             plan = self._frame.optimized_logical_plan()
-        return stages_of(plan, context, sizes)
+        return stages_of(plan, self._frame.logical_plan(), context, sizes)
 
     def with_settings(self, **changes: Any) -> Dataset:
         """The same rows, got in another way: see :class:`~farcall_analytics.Settings`."""
@@ -174,7 +181,7 @@ class Dataset:
         profile = profile_of(self._place.executor, settings.storage, fast)
         if settings.method == Method.DIRECT and NODES not in profile.tiers:
             profile = dataclasses.replace(profile, tiers={**profile.tiers, NODES: assumed_tier(SCHEME)})
-        fast_tier = tier_name(fast) if fast and not is_on_nodes(fast) else ""
+        fast_tier = fast_tier_name(settings.storage, fast) if fast and not is_on_nodes(fast) else ""
         node_tier = NODES if NODES in profile.tiers else ""
         return JobPlanner(query, facts, profile, settings.limits(tier_name(settings.storage), fast_tier, node_tier))
 
@@ -192,7 +199,7 @@ class Dataset:
         for path in (path for table in self._tables.values() if isinstance(table, Input) for path in table.paths):
             if is_below(path, str(output)):
                 raise QueryProblem(f"{shown(path)}, which is read, is in the output directory: write into another one")
-        return self._run(output=str(output), job=job, progress=progress)
+        return self._run(output=absolute(output), job=job, progress=progress)
 
     def to_arrow(self, *, progress: Progress | None = None) -> pa.Table:
         """All rows, in the memory of this program."""
@@ -254,7 +261,7 @@ class Groups:
 
     def agg(self, **named: Expr) -> Dataset:
         """A row for each group: its keys, and aggregates by name, such as ``revenue=fa.sum("price")``."""
-        aggregates = [each.alias(name) for name, each in named.items()]
+        aggregates = [_named(name, each) for name, each in named.items()]
         if not aggregates:
             raise QueryProblem("agg needs aggregates, such as revenue=fa.sum('price')")
         twice = sorted({each.schema_name() for each in self._keys} & set(named))
@@ -279,7 +286,13 @@ def read_parquet(paths: Paths, *, executor: Executor, storage: str | None = None
 
 def from_arrow(table: Any, *, executor: Executor, storage: str | None = None, **options: Any) -> Dataset:
     """A table of this program: of Arrow, a data frame of Polars or pandas, a relation of DuckDB, or lists by name."""
-    return _dataset(_place(executor, storage, options), table if isinstance(table, pa.Table) else pa.table(table))
+    try:
+        found = table if isinstance(table, pa.Table) else pa.table(table)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise QueryProblem(
+            f"{type(table).__name__} is no table: expected one of Arrow, a data frame, or lists by name"
+        ) from error
+    return _dataset(_place(executor, storage, options), _plain(found))
 
 
 def sql(
@@ -342,6 +355,17 @@ def _query_errors() -> Iterator[None]:
         raise QueryProblem(str(error).removeprefix("DataFusion error: ")) from error
 
 
+def _flat(keys: Sequence[Key | Sequence[Key]]) -> tuple[Key, ...]:
+    """Keys, also if they were given as a list."""
+    return tuple(itertools.chain.from_iterable([each] if isinstance(each, (str, Expr)) else each for each in keys))
+
+
+def _named(name: str, expression: Expr) -> Expr:
+    if not isinstance(expression, Expr):
+        raise QueryProblem(f"{name}: expected an expression such as fa.sum('price') or fa.col('price') * 2")
+    return expression.alias(name)
+
+
 def _check_settings(options: Mapping[str, Any]) -> None:
     names = {each.name for each in dataclasses.fields(Settings)} - {"storage"}
     for name in options:
@@ -351,13 +375,17 @@ def _check_settings(options: Mapping[str, Any]) -> None:
 
 def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:
     _check_settings(options)
+    if not hasattr(executor, "submit"):
+        raise ConfigurationError(
+            f"executor: expected an executor, got {executor!r}.", hint="Pass farcall.Executor('NAME OF AN ENDPOINT')."
+        )
     url = storage or os.environ.get(STORAGE)
     if not url:
         raise ConfigurationError(
             "No storage is set by which tasks pass rows on.",
             hint=f"Pass storage='s3://BUCKET/PREFIX' or 'file:///SHARED/DIRECTORY', or set {STORAGE}.",
         )
-    return Place(executor, Settings(url, **options))
+    return Place(executor, Settings(str(url), **options))
 
 
 def _joined(left: DataFrame, right: DataFrame, keys: Sequence[str], how: JoinKind) -> DataFrame:
@@ -391,8 +419,17 @@ def _dataset(place: Place, table: Input | pa.Table) -> Dataset:
     return Dataset(place, context.table(name), {name: table})
 
 
+def _plain(table: pa.Table) -> pa.Table:
+    """A table whose categories are values: plans have no type for them."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            chunks = [chunk.dictionary.take(chunk.indices) for chunk in table[number].chunks]
+            table = table.set_column(number, field.name, pa.chunked_array(chunks, field.type.value_type))
+    return table
+
+
 def _register(context: SessionContext, name: str, schema: pa.Schema) -> None:
-    context.register_record_batches(name, [[pa.RecordBatch.from_pylist([], schema=schema)]])
+    context.register_record_batches(name, [[empty_batch(schema)]])
 
 
 def _size(table: Input | pa.Table) -> float:

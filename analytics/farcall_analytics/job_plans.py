@@ -93,7 +93,7 @@ class StagePlan(NamedTuple):
     seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class JobPlan:
     """What a job is expected to take, by stage, and what else was compared.
 
@@ -109,6 +109,9 @@ class JobPlan:
     others: tuple[tuple[str, JobPlan], ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     note: str = ""
+
+    def __repr__(self) -> str:
+        return self.explain()
 
     def explain(self) -> str:
         """Tables: the plan with ``*`` beside others, why some cannot be used, and the stages of the plan."""
@@ -332,7 +335,7 @@ class JobPlanner:
             possible = [limits.method]
         methods: list[tuple[Method, float]] = []
         for method in possible[:1] if is_small else possible:
-            sizes = [limits.fast_bytes] if limits.fast_bytes else [part * size for part in _ROUND_PARTS]
+            sizes = [limits.fast_bytes] if limits.fast_bytes else [max(1.0, part * size) for part in _ROUND_PARTS]
             methods += [(method, each) for each in (sizes if method is Method.HYBRID else [0.0])]
         for (method, fast_bytes), partitions, codec in itertools.product(
             methods, self._partitions(size), codecs[:1] if is_small else codecs

@@ -71,7 +71,7 @@ _REPEATS: Final = 2
 _JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Outcome:
     """What a job has done.
 
@@ -85,6 +85,9 @@ class Outcome:
     stages: tuple[StageReport, ...]
     seconds: float
     plan: JobPlan
+
+    def __repr__(self) -> str:
+        return f"<Outcome {self.rows:,} rows, {len(self.paths)} files, {self.seconds:.2f} s>"
 
     @property
     def report(self) -> str:

@@ -81,7 +81,8 @@ def measure(
     dollars_per_hour: float = 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Profile:
-    """Measure workers, and from there the storages at these addresses. It takes about ten seconds for each storage.
+    """Measure workers, and from there the storages at these addresses, by which the tiers of the profile are named, and
+    the memory of nodes. It takes about ten seconds for each storage.
 
     :param dollars_per_hour: what a worker costs.
     :param progress: called with what is measured next.
@@ -97,15 +98,14 @@ def measure(
     rates = list(_results(executor, compute_rates, range(count)))
     tiers = {}
     slowdowns = Slowdowns()
-    for number, url in enumerate(urls):
+    for url in urls:
         progress(tier_name(url))
-        tier, durations = measure_tier(executor, url, count)
-        tiers[tier.name] = tier
-        if not number:
+        tiers[url], durations = measure_tier(executor, url, count)
+        if len(tiers) == 1:
             slowdowns = Slowdowns.of(durations)
     progress(NODES)
     try:
-        tiers[NODES], _ = measure_tier(executor, SCHEME, count)
+        tiers[SCHEME], _ = measure_tier(executor, SCHEME, count)
     except FarcallError as error:
         progress(f"{NODES} cannot be used: {error}")
     memory = min(each.memory for each in workers)

@@ -8,6 +8,7 @@ import fnmatch
 import io
 import os
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -79,7 +80,7 @@ def find_paths(patterns: Paths) -> list[str]:
     :raises InputProblem: if there is none for a pattern.
     """
     found: list[str] = []
-    for pattern in map(str, [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns):
+    for pattern in map(absolute, [patterns] if isinstance(patterns, (str, os.PathLike)) else patterns):
         if "*" not in pattern:
             if "://" not in pattern and Path(pattern).is_dir():
                 raise InputProblem(f"{pattern} is a directory: write {pattern.rstrip('/')}/*.parquet")
@@ -159,6 +160,11 @@ def delete_other_parts(output: str, paths: Sequence[str]) -> None:
             system.delete_file(each.path)
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """An address, or a path that is the same in all directories of work."""
+    return str(path) if "://" in str(path) or not str(path).strip() else os.path.abspath(path)  # noqa: PTH100
+
+
 def is_below(path: str, directory: str) -> bool:
     """Whether a file is in a directory, or below a prefix."""
     if "://" in directory:
@@ -177,6 +183,8 @@ def _version(path: str) -> str:
         [info] = system.get_file_info([place])
     except (pa.ArrowException, OSError) as error:
         raise InputProblem(f"{shown(path)}: {error}") from error
+    if info.type == pa.fs.FileType.NotFound:
+        raise InputProblem(f"{shown(path)}: it is not there on {socket.gethostname()}; all workers must reach it")
     return f"{info.size} {info.mtime_ns}"
 
 

@@ -75,7 +75,13 @@ def delete_blocks(ways: Sequence[Way], prefix: str) -> None:
 def check_running(ways: Sequence[Way]) -> None:
     """:raises ObjectGone: if the job has ended."""
     with open_storage(ways[0].url) as blocks:
-        blocks.read(Part(f"{ways[0].job}/{_RUNNING}"))
+        try:
+            blocks.read(Part(f"{ways[0].job}/{_RUNNING}"))
+        except ObjectGone as error:
+            raise ObjectGone(
+                "The job has ended, or a worker does not see the storage of the program.",
+                hint="Take a storage that the program and all workers reach: a bucket, or a directory that they share.",
+            ) from error
 
 
 def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Table], *, per_block: int = 1) -> Written:

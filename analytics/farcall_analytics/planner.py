@@ -170,7 +170,7 @@ def number_text(value: float) -> str:
 
 def bytes_text(size: float) -> str:
     """A size with its unit."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
         if size >= unit:
             return f"{size / unit:.3g} {name}"
-    return f"{size / 1e3:.3g} KB"
+    return f"{size:.0f} bytes"

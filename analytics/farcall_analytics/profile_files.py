@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from farcall_analytics.prices import S3_2026, S3_EXPRESS_2026, VALKEY_SERVERLESS
 from farcall_analytics.profiles import Codec, Profile, Tier, Workers
 from farcall_common.credentials import find_home
 from farcall_common.files import write_whole
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
 
 STALE_S: Final = 7 * 86_400.0
 """After which a profile should be measured again."""
@@ -81,14 +83,22 @@ _ASSUMED_ERROR: Final = 0.5
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A profile in a file. ``at``: seconds since 1970."""
+    """What was measured of an endpoint, in a file. ``at``: seconds since 1970. ``tiers``: storages by a digest of their
+    addresses, which may have passwords."""
 
     at: float
-    profile: Profile
+    workers: Workers
+    codecs: tuple[Codec, ...]
+    error: float
+    tiers: dict[str, Tier]
 
     def age_s(self, now: float) -> float:
         """Since then."""
         return now - self.at
+
+    def has(self, urls: Sequence[str]) -> bool:
+        """Whether these storages were measured."""
+        return all(_digest(url) in self.tiers for url in urls)
 
 
 def tier_name(url: str) -> str:
@@ -100,26 +110,33 @@ def tier_name(url: str) -> str:
         return Path(rest).stem
     if scheme == "s3":
         return "S3 Express" if rest.partition("?")[0].strip("/").partition("/")[0].endswith("--x-s3") else "S3"
-    return "shared files" if scheme == "file" else scheme.capitalize().removesuffix("s")
+    if scheme == "file":
+        return "files in memory" if rest.startswith("///dev/shm") else "shared files"
+    return scheme.capitalize().removesuffix("s")
 
 
-def profile_of(executor: Any, *urls: str) -> Profile:
+def fast_tier_name(storage: str, fast_storage: str) -> str:
+    """The name of the fast storage, which differs from that of the other one."""
+    name = tier_name(fast_storage)
+    return f"fast {name}" if name == tier_name(storage) else name
+
+
+def profile_of(executor: Any, storage: str, fast_storage: str = "") -> Profile:
     """What was measured of an endpoint and its storages; else what is assumed."""
-    found = load(profile_path(executor, *urls))
-    if found is not None:
-        age_s = found.age_s(time.time())
-        if age_s < STALE_S:
-            return found.profile
-        note = f"The profile was measured {age_s / 86_400:.0f} days ago: run `farcall analytics profile` again."
-        return dataclasses.replace(found.profile, note=note)
-    return assumed(*urls)
-
-
-def assumed(*urls: str) -> Profile:
-    """What is assumed of storages that were not measured, and of 8 workers with 2 GB each."""
-    tiers = {tier_name(url): assumed_tier(url) for url in urls if url}
-    note = "Nothing was measured here; these are assumptions: run `farcall analytics profile`."
-    return Profile(_WORKERS, tiers, ASSUMED_CODECS, error=_ASSUMED_ERROR, note=note)
+    names = {storage: tier_name(storage)}
+    if fast_storage and not is_on_nodes(fast_storage):
+        names[fast_storage] = fast_tier_name(storage, fast_storage)
+    found = load(profile_path(executor))
+    if found is None or not found.has(list(names)):
+        tiers = {name: dataclasses.replace(assumed_tier(url), name=name) for url, name in names.items()}
+        note = "Nothing was measured here; these are assumptions: run `farcall analytics profile`."
+        return Profile(_WORKERS, tiers, ASSUMED_CODECS, error=_ASSUMED_ERROR, note=note)
+    if (nodes := found.tiers.get(_digest(SCHEME))) is not None:
+        names[SCHEME] = nodes.name
+    tiers = {name: dataclasses.replace(found.tiers[_digest(url)], name=name) for url, name in names.items()}
+    age_s = found.age_s(time.time())
+    note = f"The profile was measured {age_s / 86_400:.0f} days ago: run `farcall analytics profile` again."
+    return Profile(found.workers, tiers, found.codecs, error=found.error, note=note if age_s >= STALE_S else "")
 
 
 def assumed_tier(url: str) -> Tier:
@@ -129,24 +146,33 @@ def assumed_tier(url: str) -> Tier:
     return dataclasses.replace(found, name=name)
 
 
-def profile_path(executor: Any, *urls: str) -> Path:
-    """The file of an endpoint, or of an executor without one, with these storages."""
+def profile_path(executor: Any) -> Path:
+    """The file of an endpoint, or of an executor without one."""
     endpoint = str(getattr(executor, "endpoint_id", None) or "here")
-    digest = hashlib.sha256("\n".join((endpoint, *urls)).encode()).hexdigest()[:24]
-    return find_home(os.environ) / "analytics" / f"{digest}.profile"
+    return find_home(os.environ) / "analytics" / f"{_digest(endpoint)}.profile"
 
 
 def load(path: Path) -> Measured | None:
     """What is in a file; None if there is none, or another version has written it."""
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=Measured)
-    except (FileNotFoundError, msgspec.MsgspecError, ValueError):
+    except (OSError, msgspec.MsgspecError, ValueError):
         return None
 
 
-def save(path: Path, profile: Profile) -> Measured:
-    """Keep a profile."""
+def save(path: Path, profile: Profile, urls: Sequence[str]) -> Measured:
+    """Keep a profile, beside what was measured of other storages of the endpoint.
+
+    :param urls: of its tiers, in their order.
+    """
+    before = load(path)
+    own = {_digest(url): tier for url, tier in zip(urls, profile.tiers.values(), strict=True)}
+    others = before.tiers if before is not None and before.age_s(time.time()) < STALE_S else {}
+    found = Measured(time.time(), profile.workers, profile.codecs, profile.error, {**others, **own})
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = Measured(time.time(), profile)
     write_whole(path, msgspec.msgpack.encode(found))
     return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
 from google.protobuf.message import Message
 from substrait.algebra_pb2 import (
     AggregateFunction,
@@ -138,6 +139,11 @@ def fetch_bounds(rel: Rel) -> tuple[int, int | None]:
     node = rel.fetch
     count = node.count_expr.literal.i64 if node.HasField("count_expr") else None
     return node.offset_expr.literal.i64, count
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    """No rows of these types."""
+    return pa.record_batch([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def cast(expression: Expression, to: Type) -> Expression:

@@ -18,10 +18,10 @@ from datafusion import SessionConfig, SessionContext
 from datafusion.substrait import Consumer, Producer, Serde
 from substrait.algebra_pb2 import AggregateFunction, AggregateRel, Expression, JoinRel, Rel, SetRel
 from substrait.plan_pb2 import Plan
-from substrait.type_pb2 import NamedStruct
+from substrait.type_pb2 import NamedStruct, Type
 
 from farcall_analytics import relations
-from farcall_analytics.relations import Functions, QueryProblem, column, column_of, width
+from farcall_analytics.relations import Functions, QueryProblem, column, column_of, empty_batch, width
 
 DIRECT_SUBQUERIES: Final = "datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery"
 """The setting that keeps subqueries inside expressions, from which they cannot be cut."""
@@ -34,6 +34,8 @@ _ROW_BYTES: Final = 1_000.0
 _COMBINED_BY: Final = {"sum": "sum", "count": "sum", "min": "min", "max": "max"}
 """What puts the parts of an aggregate together."""
 
+_NULLS_EQUAL: Final = "IS NOT DISTINCT FROM"
+_SCALAR: Final = "__scalar_sq"
 _SAME: Final = "is_not_distinct_from"
 _NO_VALUE: Final = Expression(literal=Expression.Literal(boolean=False))
 _NULL_AWARE: Final = re.compile(r"^ *Left(Anti|Mark) Join: .* null_aware$", re.MULTILINE)
@@ -121,9 +123,10 @@ def planning_context() -> SessionContext:
     return SessionContext(SessionConfig().with_target_partitions(1).set(DIRECT_SUBQUERIES, "false"))
 
 
-def stages_of(logical_plan: Any, context: SessionContext, sizes: Mapping[str, float]) -> Query:
+def stages_of(logical_plan: Any, given: Any, context: SessionContext, sizes: Mapping[str, float]) -> Query:
     """The stages of an optimized logical plan.
 
+    :param given: the plan before it was optimized.
     :param context: where it was planned; see :func:`planning_context`.
     :param sizes: bytes of each table.
     :raises QueryProblem: if it cannot be done in stages.
@@ -131,6 +134,11 @@ def stages_of(logical_plan: Any, context: SessionContext, sizes: Mapping[str, fl
     if _NULL_AWARE.search(logical_plan.display_indent()):
         raise QueryProblem(
             "NOT IN (SELECT ...) of columns that may be null is not supported: write NOT EXISTS (SELECT ... WHERE ...)"
+        )
+    given_count, count = (each.display_indent().count(_NULLS_EQUAL) for each in (given, logical_plan))
+    if count < given_count and _SCALAR in logical_plan.display_indent():  # DataFusion forgets it in such joins
+        raise QueryProblem(
+            f"a join with {_NULLS_EQUAL} beside a subquery is not supported: write a = b OR (a IS NULL AND b IS NULL)"
         )
     try:
         plan = Plan.FromString(Producer.to_substrait_plan(logical_plan, context).encode())
@@ -240,7 +248,7 @@ class _Planner:
 
     def _table(self, name: str, schema: pa.Schema) -> Rel:
         """A relation of all columns of a new table."""
-        self._context.register_record_batches(name, [[pa.RecordBatch.from_pylist([], schema=schema)]])
+        self._context.register_record_batches(name, [[empty_batch(schema)]])
         produced = Producer.to_substrait_plan(self._context.table(name).logical_plan(), self._context).encode()
         found: Rel = Plan.FromString(produced).relations[0].root.input
         while found.WhichOneof("rel_type") != "read":
@@ -325,6 +333,7 @@ class _Planner:
         if not left_keys:
             left, right = (each if each.is_single else self._cut(each, None) for each in (left, right))
             return self._joined(join, left, right)
+        left_keys, right_keys = self._same_types(left, left_keys, right, right_keys)
         places = {column_of(each): place for place, each in enumerate(left_keys)}
         if left.hashed and all(each in places for each in left.hashed):  # its rows are where they should be
             keys = [right_keys[places[each]] for each in left.hashed]
@@ -346,6 +355,29 @@ class _Planner:
                 lefts.append(sides[0])
                 rights.append(relations.shifted(sides[1], -left_width))
         return lefts, rights
+
+    def _same_types(
+        self, left: _Open, left_keys: list[Expression], right: _Open, right_keys: list[Expression]
+    ) -> tuple[list[Expression], list[Expression]]:
+        """The keys of both sides, of which equal values have the same hash: DataFusion may leave them different types.
+
+        :raises QueryProblem: if they cannot be had.
+        """
+        types = [
+            list(map(_hash_type, self.schema(relations.project(side.rel, keys), None).types))
+            for side, keys in ((left, left_keys), (right, right_keys))
+        ]
+        number = Type(fp64=Type.FP64(nullability=Type.NULLABILITY_NULLABLE))
+        found: tuple[list[Expression], list[Expression]] = [], []
+        for own, other, left_key, right_key in zip(*types, left_keys, right_keys, strict=True):
+            keys = [left_key, right_key]
+            if {own, other} == {"integer", "floating"}:
+                keys = [relations.cast(each, number) for each in keys]
+            elif own != other:
+                raise QueryProblem(f"a join of {own} with {other} is not supported: cast one of them")
+            for side, key in zip(found, keys, strict=True):
+                side.append(key)
+        return found
 
     def _without_mixed_nulls(self, expression: Expression) -> Expression:
         """A join condition in which nulls are equal everywhere, or nowhere but in an ``or``: DataFusion takes all parts
@@ -501,6 +533,16 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     """A schema without the types of strings that DataFusion uses inside."""
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
     return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
+
+
+def _hash_type(of: pa.DataType) -> str:
+    """What types have in common whose equal values have the same hash."""
+    if pa.types.is_integer(of):
+        return "integer"
+    if pa.types.is_floating(of):
+        return "floating"
+    is_text = pa.types.is_string(of) or pa.types.is_large_string(of) or pa.types.is_string_view(of)
+    return "string" if is_text else str(of)
 
 
 def _inner_names(of: pa.DataType) -> list[str]:

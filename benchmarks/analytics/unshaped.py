@@ -37,8 +37,8 @@ def measure(*, repetitions: int = 3, scale: float = 1.0) -> dict[str, Any]:
 
 def _points(directory: Path, engine: Engine, repetitions: int, scale: float) -> list[dict[str, Any]]:
     storage = f"file://{directory}/blocks"
-    path = profile_files.profile_path(engine, storage, "")
-    profile_files.save(path, _calibrated(directory, engine, storage, measure_profile(engine, [storage]), scale))
+    profile = _calibrated(directory, engine, storage, measure_profile(engine, [storage]), scale)
+    profile_files.save(profile_files.profile_path(engine), profile, list(profile.tiers))
     found = []
     for size, parts in itertools.product(SIZES, PARTS):
         runs = [_sort(directory, engine, storage, size * scale, parts) for _ in range(repetitions)]
@@ -51,9 +51,8 @@ def _points(directory: Path, engine: Engine, repetitions: int, scale: float) -> 
 def _calibrated(directory: Path, engine: Engine, storage: str, profile: Profile, scale: float) -> Profile:
     """The profile with the rates of processors that one sort of records has: its rows are not those of a profile."""
     size, parts = _CALIBRATION
-    path = profile_files.profile_path(engine, storage, "")
     for _ in range(2):  # the first one shows the rate, the second one what is left
-        profile_files.save(path, profile)
+        profile_files.save(profile_files.profile_path(engine), profile, list(profile.tiers))
         measured, expected = min(_sort(directory, engine, storage, size * scale, parts) for _ in range(2))
         factor = expected / measured
         workers = profile.workers

@@ -47,8 +47,8 @@ def test_a_storage_has_the_limits_that_its_shape_gives_it(engine: Engine, tmp_pa
     said: list[str] = []
     found = measure(engine, [url], dollars_per_hour=0.36, progress=said.append)
     assert said == ["workers", "processors", "slow", "memory of nodes"]
-    assert found.tiers["memory of nodes"].read_bytes_per_s.at(1e9) > 30 * MB
-    tier = found.tiers["slow"]
+    assert found.tiers["node:"].read_bytes_per_s.at(1e9) > 30 * MB
+    tier = found.tiers[url]
     assert 10 < tier.reads_per_s.at(1e4) <= 110
     assert 5 < tier.writes_per_s.at(1e4) <= 60
     assert 2 * MB < tier.read_bytes_per_s.at(1e9) <= 30 * MB
@@ -76,11 +76,13 @@ def test_plans_are_made_from_a_profile_until_it_is_stale(
     dataset = fa.from_arrow(rows, executor=engine, storage=storage).sort("a")
     before = dataset.plan()
     assert "Nothing was measured here" in before.explain()
-    path = profile_files.profile_path(engine, storage, "")
-    own = profile_files.assumed(storage)
+    path = profile_files.profile_path(engine)
+    own = profile_files.profile_of(engine, storage)
     slow = dataclasses.replace(own.tiers["shared files"], read_bytes_per_s=constant(1_000.0))
-    kept = profile_files.save(path, dataclasses.replace(own, tiers={"shared files": slow}, note=""))
+    kept = profile_files.save(path, dataclasses.replace(own, tiers={storage: slow}), [storage])
     assert profile_files.load(path) == kept
+    assert kept.has([storage])
+    assert not kept.has([storage, "file:///other"])
     found = dataset.plan()
     assert found.estimate.seconds > 10 * before.estimate.seconds
     assert "measured" not in found.explain()

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -656,6 +656,86 @@ def test_what_is_wrong_is_refused_before_anything_runs(options: dict[str, Any], 
     ):
         with pytest.raises(fa.QueryProblem, match=reason):
             build()
+
+
+@pytest.mark.parametrize(("of", "other"), [("int64", "int32"), ("int16", "int32"), ("int64", "float64")])
+@pytest.mark.parametrize("kind", ["exists", "not exists"])
+def test_equal_keys_of_other_types_meet(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, of: str, other: str, kind: str
+) -> None:
+    """DataFusion loses the type that a union gives a column."""
+    monkeypatch.setattr("farcall_analytics.stages.BROADCAST_BYTES", -1)
+    tables = {"c": pa.table({"x": pa.array(range(40), of)}), "d": pa.table({"k": pa.array(range(20, 70), other)})}
+    query = f"""
+        select x from (select k as x from d union all select x from c) q
+        where {kind} (select 1 from d where x = k and k < 60)
+    """
+    found = fa.sql(query, tables=tables, **options).to_arrow()
+    assert ordered(found) == ordered(oracle(query, **tables))
+
+
+def test_keys_that_cannot_have_the_same_hash_are_refused(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farcall_analytics.stages.BROADCAST_BYTES", -1)
+    types = pa.decimal128(12, 2), pa.decimal128(10, 1)
+    tables = {name: pa.table({name: pa.array([1, 2], of)}) for name, of in zip(("c", "d"), types, strict=True)}
+    query = (
+        "select x from (select d as x from d union all select c from c) q where exists (select 1 from d where x = d)"
+    )
+    with pytest.raises(fa.QueryProblem, match=r"a join of decimal128\(12, 2\) with decimal128\(10, 1\).*cast one"):
+        fa.sql(query, tables=tables, **options).to_arrow()
+
+
+def test_equal_nulls_that_datafusion_forgets_are_refused(options: dict[str, Any]) -> None:
+    tables = {"l": pa.table({"b": [True, None]}), "r": pa.table({"k": [1, 2], "c": [True, None]})}
+    join = "select * from l join r on b is not distinct from c"
+    assert fa.sql(join, tables=tables, **options).to_arrow().num_rows == 2
+    with pytest.raises(fa.QueryProblem, match="beside a subquery is not supported: write a = b OR"):
+        fa.sql(f"{join} where k > (select min(k) from r)", tables=tables, **options).to_arrow()
+
+
+def test_rounds_of_nothing_are_none(options: dict[str, Any], memory: str) -> None:
+    source = fa.from_arrow(random_rows(0), method="hybrid", fast_storage=memory, **{**options, "partitions": None})
+    assert source.sort("a").to_arrow().num_rows == 0
+
+
+def test_categories_are_values(options: dict[str, Any]) -> None:
+    frame = polars.DataFrame({"a": ["x", "y", "x"]}, schema={"a": polars.Categorical})
+    found = fa.from_arrow(frame, **options).group_by("a").agg(n=fa.count()).sort("a").to_arrow()
+    assert found.to_pylist() == [{"a": "x", "n": 2}, {"a": "y", "n": 1}]
+
+
+def test_relative_paths_are_those_of_the_program(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(tmp_path / "in", random_rows(10))
+    monkeypatch.chdir(tmp_path)
+    source = fa.read_parquet("in/*.parquet", **options)
+    outcome = source.write_parquet("out")
+    assert all(path.startswith(f"{tmp_path}/out/") for path in outcome.paths)
+    for path in (tmp_path / "in").iterdir():
+        path.unlink()
+    with pytest.raises(fa.InputProblem, match="all workers must reach it"):
+        source.to_arrow()
+
+
+def test_usual_mistakes_are_named(options: dict[str, Any]) -> None:
+    ds = fa.from_arrow({"a": [2, 1], "b": [1, 1]}, **options)
+    assert ds.sort(["b", "a"]).to_arrow()["a"].to_pylist() == [1, 2]
+    assert ds.group_by(["a", "b"]).agg(n=fa.count()).to_arrow().num_rows == 2
+    mistakes: list[tuple[Callable[[], Any], str]] = [
+        (lambda: ds.agg(r="sum"), "r: expected an expression such as fa.sum"),  # type: ignore[arg-type]
+        (lambda: ds.select(r="a"), "r: expected an expression"),  # type: ignore[arg-type]
+        (lambda: ds.join(ds, on="a", how="outer"), "how: expected inner, left, right"),  # type: ignore[arg-type]
+        (lambda: ds.join({"a": [1]}, on="a"), "join: expected a dataset"),  # type: ignore[arg-type]
+        (lambda: fa.from_arrow("file.parquet", **options), "str is no table: expected one of Arrow"),
+    ]
+    for make, reason in mistakes:
+        with pytest.raises(fa.QueryProblem, match=reason):
+            make()
+    with pytest.raises(ConfigurationError, match="executor: expected an executor, got 'here'"):
+        fa.from_arrow({"a": [1]}, executor="here", storage="file:///none")  # type: ignore[arg-type]
 
 
 def test_settings_that_cannot_be_are_refused(
