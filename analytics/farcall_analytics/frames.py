@@ -423,8 +423,9 @@ def _plain(table: pa.Table) -> pa.Table:
     """A table whose categories are values: plans have no type for them."""
     for number, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            chunks = [chunk.dictionary.take(chunk.indices) for chunk in table[number].chunks]
-            table = table.set_column(number, field.name, pa.chunked_array(chunks, field.type.value_type))
+            of = pa.string() if pa.types.is_string_view(field.type.value_type) else field.type.value_type
+            chunks = [chunk.dictionary.cast(of).take(chunk.indices) for chunk in table[number].chunks]
+            table = table.set_column(number, field.name, pa.chunked_array(chunks, of))
     return table
 
 
