@@ -19,6 +19,7 @@ from farcall_analytics.profiles import Profile
 from farcall_analytics.shaper import open_storage
 from farcall_common.console import new_group, show_table
 from farcall_common.errors import ConfigurationError
+from farcall_common.objects.node_blocks import is_on_nodes
 
 app = new_group("Queries on large tables: measure storages, show plans.", name="analytics")
 
@@ -42,6 +43,8 @@ def profile(
     """Measure workers of an endpoint, and storages from there; programs on this computer plan with it for a week."""
     urls = [url for url in (storage, fast_storage) if url]
     for url in urls:
+        if is_on_nodes(url):
+            raise ConfigurationError("The memory of nodes is always measured: leave it out.")
         try:
             with open_storage(url) as blocks:
                 next(blocks.names("farcall-profile-"), None)
@@ -49,6 +52,7 @@ def profile(
             raise ConfigurationError(f"{url} cannot be used from here: {error.strerror}.") from error
     with Executor(endpoint) as executor:
         path = profile_files.profile_path(executor)
+        profile_files.check_place(path)
         found = None if again else profile_files.load(path)
         if found is None or not found.has(urls) or found.age_s(time.time()) >= profile_files.STALE_S:
             measured = measure(executor, urls, dollars_per_hour=dollars_per_hour, progress=_note)

@@ -38,6 +38,7 @@ from farcall_analytics.passing import (
     find_written,
     from_stream,
     read_tables,
+    take_output,
     to_stream,
     write_tables,
 )
@@ -68,7 +69,7 @@ _SAMPLED_ROWS: Final = 100
 """Of each task, for each partition."""
 _REPEATS: Final = 2
 """How often a stage is repeated because what it had written was lost."""
-_JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
+_JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -120,9 +121,9 @@ def run(
     if job is not None and not _JOB.fullmatch(job):
         raise ConfigurationError(
             f"{job!r} is no name of a job.",
-            hint="Names have letters, digits, '-', '_' and '.', and begin with a letter.",
+            hint="Names have up to 100 letters, digits, '-', '_' and '.', and begin with a letter.",
         )
-    ways = settings.ways(job or f"farcall-{uuid.uuid4().hex}")
+    ways = begin_job(settings.ways(job or f"farcall-{uuid.uuid4().hex}"))
     own = _Job(executor, query, tables, output, settings, planner, ways, progress)
     if job is not None:
         own.begin()
@@ -173,9 +174,10 @@ class _Job:
         self._has_name = True
         own = self._digest()
         if self._kept("plan", own) != own:
+            name = self._ways[0].job.partition("/")[0]
             raise ConfigurationError(
-                f"{self._ways[0].job} was begun with another query, other tables or other settings.",
-                hint="Give this one another name.",
+                f"{name} was begun with another query, other files, another output or other settings, and was killed.",
+                hint=f"Give this job another name, or delete what is below {name}/ in the storage.",
             )
 
     def run(self) -> list[Done]:
@@ -322,7 +324,7 @@ class _Job:
         """Run tasks whose rows are divided among several others."""
         step = self._step_behind(stage)
         if step.method is Method.HYBRID:
-            return self._in_rounds(tasks, step, report, name)
+            return self._in_rounds(stage, tasks, step, report, name)
         if step.method in (Method.FAST, Method.DIRECT):
             to = self._memory(is_on_nodes=step.method is Method.DIRECT)
             self._nodes |= {""} if step.method is Method.DIRECT else set()
@@ -332,15 +334,16 @@ class _Job:
             return done, _written(done)
         count = tasks[0].partitions
         per_block = math.ceil(count / square_root(count))
+        prefix = f"{report.number}-{self._generation(stage)}-g"
         regroups = [
             regroup
             for number, group in enumerate(_parts(_written(done), square_root(len(done))))
-            for regroup in self._regroups(f"{report.number}-{report.repeats}-g{number}", group, count, per_block)
+            for regroup in self._regroups(f"{prefix}{number}", group, count, per_block)
         ]
         return done, _written(self._attempt(regroup_task, regroups, report, f"{name}, regroup"))
 
     def _in_rounds(
-        self, tasks: list[Task], step: Step, report: StageReport, name: str
+        self, stage: Stage, tasks: list[Task], step: Step, report: StageReport, name: str
     ) -> tuple[list[Done], list[Written]]:
         """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
         storage."""
@@ -349,7 +352,8 @@ class _Job:
         for number, part in enumerate(_parts(tasks, step.rounds)):
             for repeat in range(_REPEATS + 1):
                 try:
-                    done, run_ = self._round(part, f"{report.number}-{report.repeats}-r{number}-{repeat}", report, name)
+                    prefix = f"{report.number}-{self._generation(stage)}-r{number}-{repeat}"
+                    done, run_ = self._round(part, prefix, report, name)
                     break
                 except _LostRound:
                     if repeat == _REPEATS:
@@ -407,7 +411,7 @@ class _Job:
             count = self._planner.tasks(stage)
         tasks = [
             Task(
-                name=f"{stage.number}-{self.reports[stage.number].repeats}-{number}",
+                name=f"{stage.number}-{self._generation(stage)}-{number}",
                 seed=stage.number * 1_000_003 + number,
                 fragment=stage.fragment,
                 schema=stage.schema,
@@ -424,6 +428,11 @@ class _Job:
             self.paths = [f"{self._output}/part-{number:05d}.parquet" for number in range(len(tasks))]
             tasks = [task._replace(output=path) for task, path in zip(tasks, self.paths, strict=True)]
         return tasks
+
+    def _generation(self, stage: Stage) -> int:
+        """How often a stage, or one before it, was repeated: what it reads may differ then."""
+        before = [self._query.stages[each.stage] for each in stage.sources if not each.table]
+        return self.reports[stage.number].repeats + sum(map(self._generation, before))
 
     def _step_behind(self, stage: Stage) -> Step:
         """How the rows of a stage are exchanged."""
@@ -469,7 +478,8 @@ class _Job:
         with self._lock:
             if key not in self._given:
                 own = [table.select(list(source.columns))]
-                name = f"given-{len(self._given)}"
+                place = list(self._tables).index(source.table)  # the same one in a program that continues the job
+                name = f"given-{place}-{hashlib.sha256(repr(source.columns).encode()).hexdigest()[:16]}"
                 self._given[key] = [write_tables(self._ways, 0, name, own)]
             return self._given[key]
 
@@ -479,14 +489,15 @@ class _Job:
     def deleted(self) -> Iterator[None]:
         """Delete what is in the storages at the end, however it comes."""
         try:
-            begin_job(self._ways)
+            if self._output:
+                take_output(self._ways, self._output)
             yield
         finally:
             ended, _ = wait(self._losers, timeout=GRACE_S)
             self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
-            end_job(self._ways)
             if self._nodes:
                 self._delete_on_nodes()
+            end_job(self._ways, self._output)
 
     def _note_nodes(self, done: Sequence[Done]) -> None:
         """Remember where tasks have written to the memory of their nodes."""
@@ -503,11 +514,10 @@ class _Job:
 
     def _memory(self, *, is_on_nodes: bool) -> int:
         """The number of the storage that is the memory of nodes, or that is a memory which all reach."""
-        return next(
-            number
-            for number, way in enumerate(self._ways)
-            if number and node_blocks.is_on_nodes(way.url) is is_on_nodes
-        )
+        for number, way in enumerate(self._ways):
+            if number and node_blocks.is_on_nodes(way.url) is is_on_nodes:
+                return number
+        raise ConfigurationError("The job was begun with a fast_storage.", hint="Set it again.")
 
     # -- jobs that are continued ---------------------------------------------------------------------------------------
 
@@ -522,12 +532,16 @@ class _Job:
 
     def _digest(self) -> bytes:
         """What differs between jobs that do not have the same tasks."""
-        found = hashlib.sha256(repr((self._settings, self._output)).encode())
+        settings = dataclasses.replace(self._settings, retries=0, copies_after=None, task_memory=None)
+        found = hashlib.sha256(repr((settings, len(self._ways), self._output)).encode())
         for stage in self._query.stages:
             found.update(stage.fragment)
             found.update(repr((stage.exchange, stage.size)).encode())
             for table in (self._tables[source.table] for source in stage.sources if source.table):
-                found.update(repr(table.shares).encode() if isinstance(table, Input) else to_stream(table))
+                if isinstance(table, Input):
+                    found.update(repr([dataclasses.astuple(each) for each in table.shares]).encode())
+                else:
+                    found.update(to_stream(table))
         return found.digest()
 
 

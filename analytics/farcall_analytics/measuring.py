@@ -24,7 +24,7 @@ from farcall_analytics.profile_files import NODES, assumed_tier, tier_name
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
 from farcall_analytics.shaper import open_storage
 from farcall_analytics.tasks import delete_task
-from farcall_common.errors import FarcallError, StoreFull
+from farcall_common.errors import ConfigurationError, FarcallError, StoreFull
 from farcall_common.objects.blocks import Part
 from farcall_common.objects.node_blocks import SCHEME, is_on_nodes, name_on_node, node_of
 
@@ -38,6 +38,7 @@ _SECONDS: Final = 0.5
 """Of each measurement on each worker."""
 _HELD_S: Final = 0.25
 """For which a worker is held while they are counted."""
+_FIRST_CALL_S: Final = 120.0
 _MOST_WORKERS: Final = 1_024
 _WAVES: Final = 4
 _ROWS: Final = 400_000
@@ -88,6 +89,12 @@ def measure(
     :param progress: called with what is measured next.
     """
     progress("workers")
+    try:
+        executor.submit(abs, -1).result(timeout=_FIRST_CALL_S)
+    except TimeoutError as error:
+        raise ConfigurationError(
+            f"No worker has answered for {_FIRST_CALL_S:.0f} s.", hint="Is the endpoint running? See farcall endpoints."
+        ) from error
     workers = find_workers(executor)
     count = len(workers)
     list(_results(executor, _nothing, range(count)))

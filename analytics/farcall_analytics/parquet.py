@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import errno
 import fnmatch
 import io
 import os
@@ -21,6 +22,8 @@ from farcall_common.files import write_whole
 
 _SAMPLED_GROUPS: Final = 3
 """Of a share, less one."""
+_MAY_PASS: Final = re.compile(r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|INTERNAL)")
+_PASSING: Final = {errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ESTALE}
 _AT_A_TIME: Final = 16
 """Files that are looked at."""
 
@@ -39,7 +42,7 @@ class Share:
     :param version: of the file: it differs once that has changed.
     """
 
-    path: str
+    path: str = dataclasses.field(repr=False)  # it may have a password
     row_groups: tuple[int, ...]
     rows: int
     size: int
@@ -132,7 +135,7 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
         try:
             table = file.read_row_groups(list(share.row_groups), columns=columns)
         except (pa.ArrowException, OSError) as error:
-            raise InputProblem(f"{shown(share.path)}: {error}") from error
+            raise _problem(share.path, error) from error
     return table.replace_schema_metadata(None)
 
 
@@ -174,7 +177,7 @@ def is_below(path: str, directory: str) -> bool:
 
 def shown(path: str) -> str:
     """A path without a password."""
-    return re.sub(r"//[^/@]*@", "//…@", path)
+    return re.sub(r"://.*@", "://…@", path).partition("?")[0] if "://" in path else path
 
 
 def _version(path: str) -> str:
@@ -182,7 +185,7 @@ def _version(path: str) -> str:
         system, place = _place(path)
         [info] = system.get_file_info([place])
     except (pa.ArrowException, OSError) as error:
-        raise InputProblem(f"{shown(path)}: {error}") from error
+        raise _problem(path, error) from error
     if info.type == pa.fs.FileType.NotFound:
         raise InputProblem(f"{shown(path)}: it is not there on {socket.gethostname()}; all workers must reach it")
     return f"{info.size} {info.mtime_ns}"
@@ -195,9 +198,12 @@ class _File(NamedTuple):
 
 
 def _inspect(path: str) -> _File:
-    version = _version(path)  # before it is opened: a change after that is seen when it is read
-    with _open(path) as file:
-        return _File(file.schema_arrow.remove_metadata(), file.metadata, version)
+    try:
+        version = _version(path)  # before it is opened: a change after that is seen when it is read
+        with _open(path) as file:
+            return _File(file.schema_arrow.remove_metadata(), file.metadata, version)
+    except OSError as error:
+        raise InputProblem(f"{shown(path)}: {error}") from error
 
 
 def _open(path: str) -> pq.ParquetFile:
@@ -205,7 +211,15 @@ def _open(path: str) -> pq.ParquetFile:
         system, place = _place(path)
         return pq.ParquetFile(place, filesystem=system)
     except (pa.ArrowException, OSError) as error:
-        raise InputProblem(f"{shown(path)}: {error}") from error
+        raise _problem(path, error) from error
+
+
+def _problem(path: str, error: Exception) -> Exception:
+    """An error of a file: one of its content or its name, or one that another attempt may not have."""
+    may_pass = isinstance(error, MemoryError) or _MAY_PASS.search(str(error)) is not None
+    if may_pass or (isinstance(error, OSError) and error.errno in _PASSING):
+        return error if isinstance(error, (MemoryError, OSError)) else OSError(f"{shown(path)}: {error}")
+    return InputProblem(f"{shown(path)}: {error}")
 
 
 def _place(path: str) -> tuple[pa.fs.FileSystem, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import itertools
 import uuid
@@ -23,7 +24,7 @@ from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")
 _RUNNING: Final = "running"
-"""A block that each job has in its first storage while it runs."""
+"""A block that each job has in its first storage while it runs: the name of the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Way:
     :param url: of the storage, which all tasks reach; see :func:`~farcall_common.objects.blocks.open_blocks`.
     :param combines: whether a task writes one block for all others.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``.
-    :param job: what all names begin with; each job has its own.
+    :param job: what all names begin with: that of the job, and that of its run.
     :raises ValueError: for a codec that is none of these, and for memory that tasks do not share.
     """
 
@@ -49,17 +50,52 @@ class Way:
             raise ValueError("memory: is not shared between tasks; use a directory, a bucket or a Valkey")
 
 
-def begin_job(ways: Sequence[Way]) -> None:
-    """From now on tasks may write."""
+def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
+    """Begin a run of a job, or continue the one that is there; the storages with the name of the run behind that of the
+    job, so that nothing counts that another run has written. From now on tasks may write."""
+    own = uuid.uuid4().hex
+    name = f"{ways[0].job}/{_RUNNING}"
     with open_storage(ways[0].url) as blocks:
-        blocks.create(f"{ways[0].job}/{_RUNNING}", [b""])
+        if not blocks.create(name, [own.encode()]):
+            own = bytes(blocks.read(Part(name))).decode()
+    return tuple(dataclasses.replace(way, job=f"{way.job}/{own}") for way in ways)
 
 
-def end_job(ways: Sequence[Way]) -> None:
+def end_job(ways: Sequence[Way], output: str) -> None:
     """Delete what tasks have written; those that still run delete what they write from now on themselves."""
+    root = ways[0].job.partition("/")[0]
     with open_storage(ways[0].url) as blocks:
-        blocks.delete([f"{ways[0].job}/{_RUNNING}"])
-    delete_blocks(ways, "")
+        blocks.delete([f"{root}/{_RUNNING}"])
+        if output and _owner(ways, output) == _run_of(ways):
+            blocks.delete([_output_name(output)])
+    delete_blocks([dataclasses.replace(way, job=root) for way in ways], "")
+
+
+def take_output(ways: Sequence[Way], output: str) -> None:
+    """From now on no other job, and no earlier one that was killed, writes files into a directory."""
+    with open_storage(ways[0].url) as blocks:
+        blocks.delete([_output_name(output)])
+        blocks.create(_output_name(output), [_run_of(ways).encode()])
+
+
+def check_output(ways: Sequence[Way], output: str) -> None:
+    """:raises ObjectGone: if the job has ended, or another one writes into the directory."""
+    if _owner(ways, output) != _run_of(ways):
+        raise ObjectGone("The job has ended, or another one writes to the same output.", hint="Take another output.")
+
+
+def _owner(ways: Sequence[Way], output: str) -> str:
+    with open_storage(ways[0].url) as blocks, contextlib.suppress(ObjectGone):
+        return bytes(blocks.read(Part(_output_name(output)))).decode()
+    return ""
+
+
+def _output_name(output: str) -> str:
+    return f"farcall-outputs/{hashlib.sha256(output.encode()).hexdigest()}"
+
+
+def _run_of(ways: Sequence[Way]) -> str:
+    return ways[0].job.rpartition("/")[2]
 
 
 def delete_blocks(ways: Sequence[Way], prefix: str) -> None:
@@ -73,15 +109,15 @@ def delete_blocks(ways: Sequence[Way], prefix: str) -> None:
 
 
 def check_running(ways: Sequence[Way]) -> None:
-    """:raises ObjectGone: if the job has ended."""
-    with open_storage(ways[0].url) as blocks:
-        try:
-            blocks.read(Part(f"{ways[0].job}/{_RUNNING}"))
-        except ObjectGone as error:
-            raise ObjectGone(
-                "The job has ended, or a worker does not see the storage of the program.",
-                hint="Take a storage that the program and all workers reach: a bucket, or a directory that they share.",
-            ) from error
+    """:raises ObjectGone: if the run has ended."""
+    root = ways[0].job.partition("/")[0]
+    with open_storage(ways[0].url) as blocks, contextlib.suppress(ObjectGone):
+        if bytes(blocks.read(Part(f"{root}/{_RUNNING}"))).decode() == _run_of(ways):
+            return
+    raise ObjectGone(
+        f"{root}: it has ended, in this program or another one with its name, or a worker does not see the storage.",
+        hint="Take a storage that the program and all workers reach: a bucket, or a directory that they share.",
+    )
 
 
 def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Table], *, per_block: int = 1) -> Written:

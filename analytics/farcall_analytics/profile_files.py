@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from farcall_analytics.curves import constant
 from farcall_analytics.prices import S3_2026, S3_EXPRESS_2026, VALKEY_SERVERLESS_2026
 from farcall_analytics.profiles import Codec, Profile, Tier, Workers
 from farcall_common.credentials import find_home
+from farcall_common.errors import ConfigurationError
 from farcall_common.files import write_whole
 from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
 
@@ -93,8 +95,8 @@ class Measured(msgspec.Struct, frozen=True):
     tiers: dict[str, Tier]
 
     def age_s(self, now: float) -> float:
-        """Since then."""
-        return now - self.at
+        """Since then; infinite if the clock was wrong then."""
+        return now - self.at if now >= self.at else math.inf
 
     def has(self, urls: Sequence[str]) -> bool:
         """Whether these storages were measured."""
@@ -135,7 +137,8 @@ def profile_of(executor: Any, storage: str, fast_storage: str = "") -> Profile:
         names[SCHEME] = nodes.name
     tiers = {name: dataclasses.replace(found.tiers[_digest(url)], name=name) for url, name in names.items()}
     age_s = found.age_s(time.time())
-    note = f"The profile was measured {age_s / 86_400:.0f} days ago: run `farcall analytics profile` again."
+    age = f"{age_s / 86_400:.0f} days ago" if age_s < math.inf else "by a clock that is ahead"
+    note = f"The profile was measured {age}: run `farcall analytics profile` again."
     return Profile(found.workers, tiers, found.codecs, error=found.error, note=note if age_s >= STALE_S else "")
 
 
@@ -155,9 +158,10 @@ def profile_path(executor: Any) -> Path:
 def load(path: Path) -> Measured | None:
     """What is in a file; None if there is none, or another version has written it."""
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Measured)
+        found = msgspec.msgpack.decode(path.read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError, ValueError):
         return None
+    return found if found.workers.most > 0 and all(each > 0 for each in found.workers.memories) else None
 
 
 def save(path: Path, profile: Profile, urls: Sequence[str]) -> Measured:
@@ -169,9 +173,21 @@ def save(path: Path, profile: Profile, urls: Sequence[str]) -> Measured:
     own = {_digest(url): tier for url, tier in zip(urls, profile.tiers.values(), strict=True)}
     others = before.tiers if before is not None and before.age_s(time.time()) < STALE_S else {}
     found = Measured(time.time(), profile.workers, profile.codecs, profile.error, {**others, **own})
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_place(path)
     write_whole(path, msgspec.msgpack.encode(found))
     return found
+
+
+def check_place(path: Path) -> None:
+    """:raises ConfigurationError: if no file can be written there."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path.parent} cannot be written to: {error.strerror}.", hint="Set FARCALL_HOME to another directory."
+        ) from error
 
 
 def _digest(text: str) -> str:

@@ -31,6 +31,7 @@ _READ_BYTES, _WRITTEN_BYTES, _READS, _WRITES = range(4)
 """Limits. Behind the last one are reads and writes of the second prefix, and so on."""
 _SCHEME: Final = "shaped:"
 _TIME: Final = struct.Struct("d")
+_LEAST_SLOWED_S: Final = 0.001
 _BURST_S: Final = 0.1
 """A storage that refuses requests takes as many at once as its rates allow in this time."""
 
@@ -44,7 +45,7 @@ class Shape:
     :param worker_read_bytes, worker_written_bytes: of one worker.
     :param latency_s: median of what a request takes before its first byte; it has a log-normal distribution with
         ``latency_sigma``.
-    :param slow_workers: the first so many that use the storage, which have 1 / ``slow_factor`` of the bandwidth.
+    :param slow_workers: the first so many that move rows, which have 1 / ``slow_factor`` of the bandwidth.
     :param refuses: whether requests beyond the rates are refused, as S3 does, instead of delayed.
     :param error_part: of requests, which fail at random as if they were refused. Half of the writes that fail have been
         done, as when an answer is lost.
@@ -200,7 +201,6 @@ class ShapedBlocks(Blocks):
         self._pace = Pace() if pace is None else pace
         self._random = random.Random(os.getpid() if seed is None else seed)  # noqa: S311 - no secret
         self._errors = random.Random(seed)  # noqa: S311 - if there is no seed, others than those of the last storage
-        self._slowness = shape.slow_factor if times.is_slow(shape.slow_workers) else 1.0
         self._own_lock = threading.Lock()
         self._free_at = {_READ_BYTES: 0.0, _WRITTEN_BYTES: 0.0}
         self._clock = clock
@@ -287,8 +287,12 @@ class ShapedBlocks(Blocks):
 
     def _wait(self, amounts: Sequence[tuple[int, float]], direction: int, own_s: float) -> None:
         now, shape = self._clock(), self._shape
+        # the program is no worker: its requests are small
+        is_slow = own_s > _LEAST_SLOWED_S and self._times.is_slow(shape.slow_workers)
         with self._own_lock:
-            self._free_at[direction] = max(self._free_at[direction], now) + own_s * self._slowness
+            self._free_at[direction] = max(self._free_at[direction], now) + own_s * (
+                shape.slow_factor if is_slow else 1
+            )
             own_at = self._free_at[direction]
             latency_s = shape.latency_s * self._random.lognormvariate(0.0, shape.latency_sigma)
         until = max(now + latency_s, own_at, self._times.reserve(amounts, now))

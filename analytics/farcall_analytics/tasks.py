@@ -17,7 +17,7 @@ from farcall_analytics.exchange import Written
 from farcall_analytics.parquet import Share, read_share, write_table
 from farcall_analytics.passing import (
     Way,
-    check_running,
+    check_output,
     find_written,
     from_stream,
     read_pieces,
@@ -232,7 +232,7 @@ def _write(task: Task, computed: _Computed, read_s: float, computed_s: float) ->
     started = time.monotonic()
     written = None
     if task.output:
-        check_running(task.ways)  # else another job may have written it since
+        check_output(task.ways, task.output.rpartition("/")[0])
         write_table(task.output, *computed.parts)
     else:
         written = write_tables(task.ways, task.to, task.name, computed.parts, per_block=task.per_block)

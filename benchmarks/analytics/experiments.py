@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import farcall_analytics as fa
-from benchmarks.analytics.shaped import EVEN, WORKERS, Bench, Point, prepare
+from benchmarks.analytics.shaped import EVEN, FAST, WORKERS, Bench, Point, prepare
 from farcall_analytics import stages
 from farcall_analytics.model import Method
 from farcall_analytics.shaper import Shape, describe
@@ -22,11 +22,14 @@ from tests.support.analytics_data import tpcds
 
 ROUND_PARTS: Final = (0.02, 0.025, 1 / 30, 0.05)
 """Of the data, which the memory of a hybrid exchange holds."""
+_NETWORK: Final = 4.0
+"""Bytes per second that each byte of that memory has: nodes with more of it have more networks."""
 _ROUNDS: Final = Point(50e6, 50, Method.HYBRID)
-_STRAGGLERS: Final = Point(60e6, 48, Method.COMBINED)
-_OVERLAP: Final = Point(64e6, 32, Method.COMBINED)
+_STRAGGLERS: Final = Point(60e6, 32, Method.COMBINED)
+_STRAGGLED: Final = dataclasses.replace(EVEN, worker_read_bytes=2e6, worker_written_bytes=2e6)
+_OVERLAP: Final = Point(320e6, 32, Method.COMBINED)
 _SMALL: Final = 10e6
-_OVERLAPPED: Final = Shape(worker_read_bytes=4e6, worker_written_bytes=4e6, latency_s=0.01, latency_sigma=0.5)
+_OVERLAPPED: Final = Shape(worker_read_bytes=80e6, worker_written_bytes=80e6, latency_s=0.005, latency_sigma=0.5)
 _QUERIES: Final = (1, 94)
 _QUERIED: Final = Shape(worker_read_bytes=0.03e6, worker_written_bytes=0.03e6, latency_s=0.03, latency_sigma=0.5)
 
@@ -53,8 +56,10 @@ def _rounds(bench: Bench, point: Point, repetitions: int) -> list[dict[str, Any]
     found = []
     for part in ROUND_PARTS:
         own = dataclasses.replace(point, parts=round(1 / min(ROUND_PARTS)))
+        size = part * point.size
+        network = dataclasses.replace(FAST, read_bytes=_NETWORK * size, written_bytes=_NETWORK * size)
         seconds = [
-            bench.run(own, slow=EVEN, fast_bytes=part * point.size, partitions=WORKERS).stages_s
+            bench.run(own, slow=EVEN, fast=network, fast_bytes=size, partitions=WORKERS).stages_s
             for _ in range(repetitions)
         ]
         found.append({"part": part, "seconds": seconds})
@@ -64,10 +69,10 @@ def _rounds(bench: Bench, point: Point, repetitions: int) -> list[dict[str, Any]
 
 def _stragglers(bench: Bench, point: Point, repetitions: int) -> dict[str, list[float]]:
     """Seconds of the stages with no slow worker, and with one that has an eighth of the bandwidth."""
-    slow = dataclasses.replace(EVEN, slow_workers=1, slow_factor=8.0)
+    slow = dataclasses.replace(_STRAGGLED, slow_workers=1, slow_factor=8.0)
     found: dict[str, list[float]] = {"none": [], "one": [], "one, no copies": []}
     for _ in range(repetitions):
-        found["none"].append(bench.run(point, slow=EVEN, copies_after=0.75).stages_s)
+        found["none"].append(bench.run(point, slow=_STRAGGLED, copies_after=0.75).stages_s)
         found["one"].append(bench.run(point, slow=slow, copies_after=0.75).stages_s)
         found["one, no copies"].append(bench.run(point, slow=slow).stages_s)
     print(f"slow worker: {found}", flush=True)
@@ -79,7 +84,7 @@ def _overlap(bench: Bench, point: Point, repetitions: int) -> dict[str, list[flo
     found: dict[str, list[float]] = {"apart": [], "at the same time": []}
     for _ in range(repetitions):
         for name, count in (("apart", 1), ("at the same time", 4)):
-            found[name].append(bench.run(point, slow=_OVERLAPPED, tasks_per_call=count).stages_s)
+            found[name].append(bench.run(point, slow=_OVERLAPPED, workers=2, tasks_per_call=count).stages_s)
     print(f"overlap: {found}", flush=True)
     return found
 

@@ -103,18 +103,20 @@ class Bench:
         self._inputs: dict[tuple[float, int], str] = {}
         self._runs = itertools.count()
 
-    def run(self, point: Point, *, slow: Shape = SLOW, **options: Any) -> Run:
+    def run(
+        self, point: Point, *, slow: Shape = SLOW, fast: Shape = FAST, workers: int = WORKERS, **options: Any
+    ) -> Run:
         """Start workers, and sort.
 
-        :param slow: of the object store. ``options``: settings that differ.
+        :param slow, fast: of the object store, and of the memory. ``options``: settings that differ.
         :raises RuntimeError: if it is no sort.
         """
         source = self._input(point)
         place = self.directory / f"run-{next(self._runs)}"
-        storage, fast = self._storages(place, slow)
+        storage, memory = self._storages(place, slow, fast)
         settings: dict[str, Any] = {
             "storage": storage,
-            "fast_storage": fast if point.method in (Method.FAST, Method.HYBRID) else "",
+            "fast_storage": memory if point.method in (Method.FAST, Method.HYBRID) else "",
             "fast_bytes": ROUND_PART * point.size,
             "method": point.method,
             "codec": "none",
@@ -124,7 +126,7 @@ class Bench:
             **options,
         }
         began = time.monotonic()
-        with Engine(max_workers=WORKERS) as engine:
+        with Engine(max_workers=workers) as engine:
             prepare(engine)
             start_s = time.monotonic() - began
             dataset = fa.read_parquet(source, executor=engine, share_bytes=10**12, **settings)
@@ -133,15 +135,15 @@ class Bench:
         if checksum(list(outcome.paths)) != (*before[:2], True):
             raise RuntimeError(f"{point}: it is no sort")
         stages_s = sum(each.seconds - each.sampled_s for each in outcome.stages)
-        worker_s = WORKERS * start_s + sum(
-            min(WORKERS, each.tasks) * (each.seconds - each.sampled_s) for each in outcome.stages
+        worker_s = workers * start_s + sum(
+            min(workers, each.tasks) * (each.seconds - each.sampled_s) for each in outcome.stages
         )
-        return Run(start_s + stages_s, stages_s, _dollars(storage, fast, worker_s, stages_s, point.size))
+        return Run(start_s + stages_s, stages_s, _dollars(storage, memory, worker_s, stages_s, point.size))
 
-    def _storages(self, place: Path, slow: Shape) -> tuple[str, str]:
+    def _storages(self, place: Path, slow: Shape, fast: Shape) -> tuple[str, str]:
         """Of a run: what was requested of them is counted from zero."""
         found = []
-        for name, shape in (("slow", slow), ("fast", FAST)):
+        for name, shape in (("slow", slow), ("fast", fast)):
             (place / name).mkdir(parents=True)
             found.append(describe(place / f"{name}.json", f"file://{place}/{name}", shape))
         return found[0], found[1]

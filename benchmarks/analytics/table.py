@@ -79,6 +79,12 @@ def _goals(report: Report) -> list[Sequence[str]]:
     return [
         _most(f"model: mean difference of {len(points)} sorts, shaped", statistics.mean(errors(points)), _SHAPED_ERROR),
         _most(f"the same, {len(unshaped)} sorts without shape", statistics.mean(errors(unshaped)), _UNSHAPED_ERROR),
+        (
+            "the same, without the start of the workers",
+            f"{statistics.mean(_without_start(points, report['shaped']['calibrated']['start_s'])):.1%}",
+            "",
+            "",
+        ),
         _most("the same, dollars, shaped", statistics.mean(dollars), _SHAPED_ERROR),
         ("sorts within the interval of 90 %", f"{inside} of {len(points)}", "", ""),
         goal_row(
@@ -126,6 +132,14 @@ def _goals(report: Report) -> list[Sequence[str]]:
             f"≥ {_PARALLEL:.0f} x",
             _median(few) / _median(many) >= _PARALLEL,
         ),
+    ]
+
+
+def _without_start(points: Sequence[Mapping[str, Any]], start_s: float) -> list[float]:
+    """The same differences, as parts of the seconds behind the start of the workers."""
+    return [
+        error * _measured(each) / (_measured(each) - start_s)
+        for each, error in zip(points, errors(points), strict=True)
     ]
 
 

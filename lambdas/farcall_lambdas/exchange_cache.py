@@ -1,7 +1,7 @@
 """Exchange cache: the Valkey of ElastiCache Serverless through which analytics passes rows, while it is used.
 
 It is created on request, within the limits of the deployment, and deleted when it has had no traffic for a while. A
-job that still needed its blocks fails, and can be started again.
+job that still needed its blocks makes them once more, in its other storage.
 
 ``FARCALL_CACHE_IDLE_S`` is how many seconds without traffic it is kept.
 """

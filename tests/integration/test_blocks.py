@@ -97,8 +97,8 @@ def test_blocks_are_spread_over_prefixes_by_their_names(tmp_path: Path) -> None:
             blocks.create(f"job/{number}", [b"x"])
     found = {f"{each.parent.parent.name}/{each.name}" for each in (tmp_path / "blocks").glob("*/job/*")}
     assert len(found) == 100
-    assert {each.split("/")[0] for each in found} == set("0123456789abcdef")
-    assert {"0/0", "9/11", "6/3"} <= found, "it is the same hash in each version"
+    assert {each.split("/")[0] for each in found} == {f"0{number:x}" for number in range(16)}
+    assert {"00/0", "09/11", "06/3"} <= found, "it is the same hash in each version"
     with open_blocks(f"file://{tmp_path}/blocks?prefixes=1") as blocks:
         blocks.create("job/0", [b"x"])
     assert (tmp_path / "blocks" / "job" / "0").is_file()

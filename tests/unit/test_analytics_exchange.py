@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farcall_analytics import passing
 from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
+from farcall_analytics.passing import Way
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ObjectGone, StoreBusy, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number
@@ -141,6 +144,42 @@ def test_what_is_no_block_of_partitions_is_refused() -> None:
             read_combined(blocks, "job/0", 50)
         with pytest.raises(ObjectGone):
             contents(blocks, [Written("job/none", (0, 5))], 1)
+
+
+# -- runs of a job -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_continued_until_it_ends_and_nothing_of_it_counts_later(tmp_path: Path) -> None:
+    ways = [Way(f"file://{tmp_path}", job="nightly")]
+    first = passing.begin_job(ways)
+    assert passing.begin_job(ways) == first, "another program continues it"
+    table = pa.table({"a": [1]})
+    written = passing.write_tables(first, 0, "0-0-0", [table])
+    assert passing.find_written(first, 0, "0-0-0", 1) == written
+    passing.end_job(first, "")
+    second = passing.begin_job(ways)
+    assert second != first
+    assert passing.find_written(second, 0, "0-0-0", 1) is None
+    with pytest.raises(ObjectGone, match="nightly: it has ended, in this program or another one"):
+        passing.write_tables(first, 0, "0-0-1", [table])  # by a task that has outlived its run
+    passing.end_job(second, "")
+    with open_blocks(f"file://{tmp_path}") as blocks:
+        assert list(blocks.names("")) == []
+
+
+def test_an_output_is_that_of_the_last_job_which_has_taken_it(tmp_path: Path) -> None:
+    one, other = (passing.begin_job([Way(f"file://{tmp_path}", job=name)]) for name in ("one", "other"))
+    passing.take_output(one, "/out")
+    passing.check_output(one, "/out")
+    passing.take_output(other, "/out")
+    passing.check_output(other, "/out")
+    with pytest.raises(ObjectGone, match="another one writes to the same output"):
+        passing.check_output(one, "/out")
+    passing.end_job(one, "/out")
+    passing.check_output(other, "/out")
+    passing.end_job(other, "/out")
+    with open_blocks(f"file://{tmp_path}") as blocks:
+        assert list(blocks.names("")) == []
 
 
 # -- shaper ------------------------------------------------------------------------------------------------------------

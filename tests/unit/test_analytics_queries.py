@@ -592,6 +592,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The program is killed, and deletes nothing."""
     with monkeypatch.context() as patch:
         patch.setattr("farcall_common.objects.blocks.ObjectBlocks.delete_below", lambda *_: None)
+        patch.setattr("farcall_common.objects.blocks.ObjectBlocks.delete", lambda *_: None)
         with pytest.raises(KeyboardInterrupt):
             yield
 

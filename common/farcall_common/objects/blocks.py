@@ -261,7 +261,8 @@ class ObjectBlocks(Blocks):
 class SpreadBlocks(Blocks):
     """Blocks of a storage, spread over prefixes by a hash of their names: a bucket limits the requests for each prefix.
 
-    :param prefixes: how many; they are hexadecimal numbers with as many digits as the last one.
+    :param prefixes: how many; they are hexadecimal numbers with as many digits as the last one, behind a 0, as names of
+        jobs begin with a letter.
     """
 
     def __init__(self, blocks: Blocks, prefixes: int) -> None:
@@ -296,7 +297,7 @@ class SpreadBlocks(Blocks):
         return map(self._folder, range(self._prefixes))
 
     def _folder(self, number: int) -> str:
-        return f"{number:0{self._digits}x}/"
+        return f"0{number:0{self._digits}x}/"
 
 
 class ValkeyBlocks(Blocks):

@@ -29,11 +29,11 @@ from farcall_common.running import NodeMemory, Range
 SCHEME: Final = "node:"
 _SEPARATOR: Final = "//"
 """Between a node and a name."""
-_AT_A_TIME: Final = 4
+AT_A_TIME: Final = 4
 """Requests of one task that are under way."""
-_MOST_PARTS: Final = 64
+MOST_PARTS: Final = 64
 """Of a request: as many as its bytes permit, with names of a usual length."""
-_MOST_BYTES: Final = 64 * 2**20
+MOST_BYTES: Final = 64 * 2**20
 _RESERVED_PART: Final = 8
 """One of so many parts of the memory, and of its file system, stays free."""
 _MAPPED_BYTES: Final = 256 * 1024
@@ -144,7 +144,8 @@ class NodeBlocks(Blocks):
                 found[number] = here
         steps = [(node, step) for node, numbers in elsewhere.items() for step in _steps(numbers, wanted)]
         if steps:
-            with concurrent.futures.ThreadPoolExecutor(min(len(steps), _AT_A_TIME)) as readers:
+            is_large = any(sum(_size(wanted[number]) for number in step) > MOST_BYTES for _, step in steps)
+            with concurrent.futures.ThreadPoolExecutor(1 if is_large else min(len(steps), AT_A_TIME)) as readers:
                 for each in readers.map(lambda step: self._fetch(step[0], step[1], wanted), steps):
                     found |= each
         return [found[number] for number in range(len(wanted))]
@@ -241,7 +242,7 @@ class NodeBlocks(Blocks):
             raise _gone(wanted[numbers[ends.index(None)]])
         own = [Part(node_name(wanted[number].name), *wanted[number][1:]) for number in numbers]
         data = self._memory.fetch(node, own)
-        sizes = [(part.end or 0) - part.start for part in own]
+        sizes = [_size(part) for part in own]
         starts = itertools.accumulate(sizes, initial=0)
         return {number: data[start : start + size] for number, start, size in zip(numbers, starts, sizes, strict=False)}
 
@@ -251,14 +252,18 @@ def node_name(name: str) -> str:
     return name.rpartition(_SEPARATOR)[2]
 
 
+def _size(part: Part) -> int:
+    return (part.end or 0) - part.start
+
+
 def _steps(numbers: Sequence[int], wanted: Sequence[Part]) -> Iterator[list[int]]:
     """Numbers of parts for requests of limited size."""
     step: list[int] = []
     size = 0
     for number in numbers:
         part = wanted[number]
-        own = (part.end or 0) - part.start
-        if step and (len(step) == _MOST_PARTS or size + own > _MOST_BYTES):
+        own = _size(part)
+        if step and (len(step) == MOST_PARTS or size + own > MOST_BYTES):
             yield step
             step, size = [], 0
         step.append(number)

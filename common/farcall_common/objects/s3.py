@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from farcall_common.errors import ConfigurationError, StoreBusy, StoreDenied, StoreUnavailable
+from farcall_common.errors import ConfigurationError, StoreBusy, StoreDenied, StoreFull, StoreUnavailable
 from farcall_common.object_keys import Key, Lifetime, lifetime_of
 from farcall_common.objects.connectors import ObjectConnector
 from farcall_common.payload import Piece
@@ -31,6 +31,9 @@ _BUSY: Final = re.compile(
     r"|<Code>(SlowDown|InternalError|ServiceUnavailable|RequestTimeout|ConditionalRequestConflict)</Code>"
 )
 """What obstore says of a request that may be answered if it is made again. Its class is the same for all errors."""
+
+_FULL: Final = re.compile(r"\(os error (28|122)\)")
+"""The same of a directory without room."""
 
 
 def open_bucket(
@@ -88,6 +91,8 @@ def bucket_errors(url: str) -> Iterator[None]:
                 f"There are no credentials for {url}.",
                 hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY where this runs, or give its machine a role.",
             ) from error
+        if _FULL.search(str(error)):
+            raise StoreFull(f"{url} has no room.") from error
         kind = StoreBusy if _BUSY.search(str(error)) else StoreUnavailable
         raise kind(f"{url}: {_short(error)}") from error
 

@@ -12,6 +12,9 @@ from farcall_endpoint.worker.channel import BlocksRequest
 
 _MOST_OPEN: Final = 256
 """Requests of one worker."""
+_MOST_PARTS: Final = 64
+_MOST_BYTES: Final = 4 * 64 * 2**20
+"""Of all open requests of one worker together, but for a single one of one part: the manager has them in memory."""
 
 
 class BlockRequests:
@@ -20,6 +23,7 @@ class BlockRequests:
     def __init__(self, *, actions: list[Action]) -> None:
         self._actions = actions
         self._open: collections.Counter[int] = collections.Counter()
+        self._sizes: dict[tuple[int, int], int] = {}
 
     def requested(self, worker: Worker, packet: BlocksRequest) -> None:
         """The task that a worker runs asks, for blocks of its own submitter.
@@ -29,11 +33,18 @@ class BlockRequests:
         self._open[worker.worker_id] += 1
         if self._open[worker.worker_id] > _MOST_OPEN:
             raise ValueError("more requests for blocks than a worker sends")
+        size = sum(end - start for _, start, end in packet.parts)
+        own = [each for (number, _), each in self._sizes.items() if number == worker.worker_id]
+        is_alone = not own and len(packet.parts) == 1
+        if len(packet.parts) > _MOST_PARTS or (size + sum(own) > _MOST_BYTES and not is_alone):
+            raise ValueError("a request for more bytes than a worker asks for")
+        self._sizes[worker.worker_id, packet.number] = size
         self._actions.append(ServeBlocks(worker.worker_id, worker.jobs[0].order.submitter, packet))
 
     def served(self, event: BlocksServed, worker: Worker | None) -> None:
         """A request has its answer. ``worker``: that has asked; None if it is gone."""
         self._open[event.worker_id] -= 1
+        self._sizes.pop((event.worker_id, event.packet.number), None)
         if not self._open[event.worker_id]:
             del self._open[event.worker_id]
         if worker is not None and worker.runs(event.task_id):
