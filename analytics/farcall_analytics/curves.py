@@ -97,7 +97,8 @@ def last_end(tasks: int, durations: Sequence[float]) -> float:
     """When the last of so many tasks has ended, if each worker, which takes so long for one, takes the next one when it
     has ended one."""
     low, high = 0.0, math.ceil(tasks / len(durations)) * max(durations)  # between which the last one begins
-    while high - low > _PRECISION * max(durations):
+    precision = _PRECISION * max(durations)
+    while high - low > precision:
         middle = (low + high) / 2
         if sum(math.floor(middle / each) + 1 for each in durations) >= tasks:
             high = middle
@@ -105,7 +106,7 @@ def last_end(tasks: int, durations: Sequence[float]) -> float:
             low = middle
     begun = [math.floor(low / each) + 1 for each in durations]
     ends = [count * each for count, each in zip(begun, durations, strict=True)]
-    free = sorted((end, each) for end, each in zip(ends, durations, strict=True) if end <= high)
+    free = sorted((end, each) for end, each in zip(ends, durations, strict=True) if end <= high + precision)
     left = max(0, tasks - sum(begun))
     return max(*ends, *(end + each for end, each in free[:left]), 0.0)
 

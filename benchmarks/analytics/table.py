@@ -80,12 +80,12 @@ def _goals(report: Report) -> list[Sequence[str]]:
         _most(f"model: mean difference of {len(points)} sorts, shaped", statistics.mean(errors(points)), _SHAPED_ERROR),
         _most(f"the same, {len(unshaped)} sorts without shape", statistics.mean(errors(unshaped)), _UNSHAPED_ERROR),
         (
-            "the same, without the start of the workers",
+            "shaped, of the seconds behind the start of the workers",
             f"{statistics.mean(_without_start(points, report['shaped']['calibrated']['start_s'])):.1%}",
             "",
             "",
         ),
-        _most("the same, dollars, shaped", statistics.mean(dollars), _SHAPED_ERROR),
+        _most("shaped, dollars", statistics.mean(dollars), _SHAPED_ERROR),
         ("sorts within the interval of 90 %", f"{inside} of {len(points)}", "", ""),
         goal_row(
             "regret of the chosen method, and of method and tasks: median (most)",
