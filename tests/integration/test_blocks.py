@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
+from farcall_common.objects import node_blocks
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.objects.node_blocks import NodeBlocks, OneNode, open_node_blocks
 from farcall_common.objects.s3 import open_bucket
@@ -41,6 +42,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
     finally:
         server.kill()
+
+
+@pytest.fixture(autouse=True)
+def _no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of a node is a directory on a disk here, which may be nearly full."""
+    monkeypatch.setattr(node_blocks, "_RESERVED_PART", 2**40)
 
 
 @pytest.fixture(params=STORAGES)
