@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 
 from farcall_analytics import model
 from farcall_analytics.model import Estimate, Infeasible, Legs, Method, Phase, PhaseTime, Plan, Shuffle, Transfer, Work
-from farcall_analytics.planner import NoPlan, Objective, bytes_text, number_text, table_text
+from farcall_analytics.planner import (
+    NoPlan,
+    Objective,
+    bytes_text,
+    missed_text,
+    number_text,
+    seconds_text,
+    table_text,
+)
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile
 from farcall_analytics.stages import Query, Source, Stage
 
@@ -82,6 +90,10 @@ class Limits:
     deadline_s: float | None = None
     budget: float | None = None
 
+    def tier_of(self, method: Method) -> str:
+        """The storage through which rows go."""
+        return {Method.FAST: self.fast_tier, Method.DIRECT: self.node_tier}.get(method, self.tier)
+
 
 class StagePlan(NamedTuple):
     """A stage in a plan. ``size``: bytes that it passes on. ``step``: how it gets its rows; None of tables."""
@@ -112,6 +124,11 @@ class JobPlan:
 
     def __repr__(self) -> str:
         return self.explain()
+
+    @property
+    def steps(self) -> dict[int, Step]:
+        """By the stages that have them."""
+        return {each.number: each.step for each in self.stages if each.step is not None}
 
     def explain(self) -> str:
         """Tables: the plan with ``*`` beside others, why some cannot be used, and the stages of the plan."""
@@ -165,13 +182,13 @@ class JobPlanner:
     def compared(self) -> JobPlan:
         """The best plan, beside others."""
         best = self.plan()
-        names: dict[str, Callable[[Step], bool]] = {}
+        methods: dict[str, Method] = {}
         for option in (each for consumer in self._consumers for each in self._options(consumer, {})):
-            names.setdefault(self._name(option.step), lambda step, method=option.step.method: step.method is method)  # type: ignore[misc]
+            methods.setdefault(self._name(option.step), option.step.method)
         others = []
-        for name, allowed in names.items():
-            steps = self._choose(best.weight, allowed)
-            if steps != {each.number: each.step for each in best.stages if each.step is not None}:
+        for name, method in methods.items():
+            steps = self._choose(best.weight, method)
+            if steps != best.steps:
                 others.append((name, self._estimated(steps, best.weight)))
         rank = _rank(best.weight)
         others.sort(key=lambda each: rank(each[1].estimate.seconds, each[1].estimate.dollars))
@@ -181,7 +198,7 @@ class JobPlanner:
         """How a stage gets its rows, by the sizes that are known now. Always the same one from the first time on."""
         if consumer not in self._steps:
             found = self._query.stages[consumer]
-            self._steps[consumer] = self._chosen(found, self.made.weight, self._steps, None)
+            self._steps[consumer] = self._chosen(found, self.made.weight, self._steps)
         return self._steps[consumer]
 
     def keep(self, consumer: int, step: Step) -> None:
@@ -263,7 +280,7 @@ class JobPlanner:
         tried: list[JobPlan] = []
         for weight in weights:
             steps = self._choose(weight)
-            if not tried or steps != {each.number: each.step for each in tried[-1].stages if each.step is not None}:
+            if not tried or steps != tried[-1].steps:
                 tried.append(self._estimated(steps, weight))
                 if keeps(tried[-1]):
                     return tried[-1]
@@ -274,29 +291,21 @@ class JobPlanner:
                 each.estimate.high_s,
             ),
         )
-        wanted = [
-            f"{limits.deadline_s:g} s" if limits.deadline_s is not None else "",
-            f"{limits.budget:g} dollars" if limits.budget is not None else "",
-        ]
-        raise NoPlan(
-            f"no plan keeps {' and '.join(filter(None, wanted))}; the nearest one takes {_seconds(nearest.estimate)} "
-            f"and {number_text(nearest.estimate.dollars)} dollars"
-        )
+        raise NoPlan(missed_text("the nearest one", nearest.estimate, limits.deadline_s, limits.budget))
 
-    def _choose(self, weight: float, allowed: Callable[[Step], bool] | None = None) -> dict[int, Step]:
+    def _choose(self, weight: float, only: Method | None = None) -> dict[int, Step]:
         steps: dict[int, Step] = {}
         for consumer in self._consumers:
-            steps[consumer.number] = self._chosen(consumer, weight, steps, allowed)
+            steps[consumer.number] = self._chosen(consumer, weight, steps, only)
         return steps
 
-    def _chosen(
-        self, consumer: Stage, weight: float, steps: Mapping[int, Step], allowed: Callable[[Step], bool] | None
-    ) -> Step:
+    def _chosen(self, consumer: Stage, weight: float, steps: Mapping[int, Step], only: Method | None = None) -> Step:
+        """The best step for a stage. ``only``: a method that it has, if it can."""
         options = self._options(consumer, steps)
         if not options:
             raise NoPlan("; ".join(f"{name}: {reason}" for name, reason in self._refused.items()))
         rank = _rank(weight)
-        own = [each for each in options if allowed is None or allowed(each.step)] or options
+        own = [each for each in options if only in (None, each.step.method)] or options
         return min(own, key=lambda each: rank(each.seconds, each.dollars)).step
 
     def _options(self, consumer: Stage, steps: Mapping[int, Step]) -> list[_Option]:
@@ -358,11 +367,10 @@ class JobPlanner:
 
     def _exchange(self, step: Step) -> Plan:
         limits, workers = self._limits, self._profile.workers
-        tier = self._tier(step.method)
         fast_tier = limits.fast_tier if step.method is Method.HYBRID else ""
         return Plan(
             step.method,
-            tier,
+            limits.tier_of(step.method),
             workers.memories[0],
             workers.most,
             fast_tier,
@@ -371,10 +379,6 @@ class JobPlanner:
             limits.copies_after,
             step.partitions,
         )
-
-    def _tier(self, method: Method) -> str:
-        limits = self._limits
-        return {Method.FAST: limits.fast_tier, Method.DIRECT: limits.node_tier}.get(method, limits.tier)
 
     def _codec(self, name: str) -> Codec:
         return next(each for each in self._profile.codecs if each.name == name)
@@ -519,13 +523,12 @@ _STAGE_HEADING: Final = ("stage", "tasks", "rows from", "passes on", "seconds")
 
 
 def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
-    steps = [each.step for each in plan.stages if each.step is not None]
+    steps = plan.steps.values()
     widest = max(steps, key=lambda each: each.partitions, default=Step())
     methods = sorted({str(each.method) for each in steps}) or ["one stage"]
     memory = max((each.fast_bytes for each in steps), default=0.0)
     limits = plan.limits
-    own = {Method.FAST: limits.fast_tier, Method.DIRECT: limits.node_tier}
-    tiers = {own.get(each.method, limits.tier) for each in steps} or {limits.tier}
+    tiers = {limits.tier_of(each.method) for each in steps} or {limits.tier}
     storage = " and ".join(sorted(tiers)) + (f" + {limits.fast_tier} {bytes_text(memory)}" if memory else "")
     codecs = sorted({each.codec for each in steps if each.codec != NO_CODEC.name})
     rounds = max((each.repeats for each in plan.estimate.phases), default=1)
@@ -535,7 +538,7 @@ def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
         ", ".join([storage, *codecs]),
         str(widest.partitions),
         str(rounds),
-        _seconds(plan.estimate),
+        seconds_text(plan.estimate),
         number_text(plan.estimate.dollars),
         plan.estimate.limited_by,
     )
@@ -553,7 +556,3 @@ def _stage_row(stage: StagePlan) -> tuple[str, ...]:
         bytes_text(stage.size),
         number_text(stage.seconds),
     )
-
-
-def _seconds(found: Estimate) -> str:
-    return f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)})"

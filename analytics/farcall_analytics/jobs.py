@@ -327,7 +327,8 @@ class _Job:
             return self._in_rounds(stage, tasks, step, report, name)
         if step.method in (Method.FAST, Method.DIRECT):
             to = self._memory(is_on_nodes=step.method is Method.DIRECT)
-            self._nodes |= {""} if step.method is Method.DIRECT else set()
+            if step.method is Method.DIRECT:
+                self._nodes.add("")  # where nodes share their memory; others are noted by their blocks
             tasks = [task._replace(to=to) for task in tasks]
         done = self._attempt(run_task, tasks, report, name)
         if step.method is not Method.TWO_LEVEL:
@@ -487,17 +488,24 @@ class _Job:
 
     @contextlib.contextmanager
     def deleted(self) -> Iterator[None]:
-        """Delete what is in the storages at the end, however it comes."""
+        """Delete what is in the storages at the end, however it comes. If the job fails, its error counts, not another
+        one of the deletion."""
         try:
             if self._output:
                 take_output(self._ways, self._output)
             yield
-        finally:
-            ended, _ = wait(self._losers, timeout=GRACE_S)
-            self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
-            if self._nodes:
-                self._delete_on_nodes()
-            end_job(self._ways, self._output)
+        except BaseException:
+            with contextlib.suppress(FarcallError, OSError):
+                self._delete()
+            raise
+        self._delete()
+
+    def _delete(self) -> None:
+        ended, _ = wait(self._losers, timeout=GRACE_S)
+        self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
+        if self._nodes:
+            self._delete_on_nodes()
+        end_job(self._ways, self._output)
 
     def _note_nodes(self, done: Sequence[Done]) -> None:
         """Remember where tasks have written to the memory of their nodes."""

@@ -97,12 +97,12 @@ def measure(
         ) from error
     workers = find_workers(executor)
     count = len(workers)
-    list(_results(executor, _nothing, range(count)))
+    _results(executor, _nothing, range(count))
     started = time.monotonic()
-    list(_results(executor, _nothing, range(count * _WAVES)))
+    _results(executor, _nothing, range(count * _WAVES))
     call_s = (time.monotonic() - started) / _WAVES
     progress("processors")
-    rates = list(_results(executor, compute_rates, range(count)))
+    rates = _results(executor, compute_rates, range(count))
     tiers = {}
     slowdowns = Slowdowns()
     for url in urls:
@@ -178,10 +178,10 @@ def _probes(executor: Executor, url: str, workers: int) -> dict[int, tuple[list[
     try:
         for size in _SIZES:
             names = [f"{prefix}/{size}/{number}" for number in range(workers)]
-            written = list(_results(executor, write_blocks, names, [url] * workers, [size] * workers))
+            written = _results(executor, write_blocks, names, [url] * workers, [size] * workers)
             own = [each.names for each in written]
             nodes |= {node_of(name) for each in own for name in each}
-            found[size] = list(_results(executor, read_blocks, own, [url] * workers)), written
+            found[size] = _results(executor, read_blocks, own, [url] * workers), written
     finally:
         if is_on_nodes(url):
             _results(executor, delete_task, [url], [[name_on_node(node, f"{prefix}/") for node in nodes]])

@@ -124,15 +124,18 @@ def _parallel(most: int) -> Sequence[int]:
 def _missed(options: Sequence[Option], deadline_s: float | None, budget: float | None) -> str:
     in_budget = [each for each in options if budget is None or each.estimate.dollars <= budget]
     nearest = min(in_budget or options, key=lambda each: each.estimate.high_s)
+    return missed_text(f"the nearest one, {name_of(nearest.plan)},", nearest.estimate, deadline_s, budget)
+
+
+def missed_text(nearest: str, found: Estimate, deadline_s: float | None, budget: float | None) -> str:
+    """That no plan keeps what is wanted, and what the nearest one takes."""
     wanted = [
         f"{deadline_s:g} s" if deadline_s is not None else "",
         f"{budget:g} dollars" if budget is not None else "",
     ]
-    found = nearest.estimate
     return (
-        f"no plan keeps {' and '.join(filter(None, wanted))}; the nearest one, {name_of(nearest.plan)}, takes "
-        f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)}) and "
-        f"{number_text(found.dollars)} dollars"
+        f"no plan keeps {' and '.join(filter(None, wanted))}; {nearest} takes {seconds_text(found)} "
+        f"and {number_text(found.dollars)} dollars"
     )
 
 
@@ -150,7 +153,7 @@ def _row(option: Option, *, mark: str) -> tuple[str, ...]:
         str(plan.parallel),
         bytes_text(plan.memory),
         "1" if rounds is None else str(rounds.repeats),
-        f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)})",
+        seconds_text(found),
         number_text(found.dollars),
         found.limited_by,
     )
@@ -161,6 +164,11 @@ def table_text(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     every = [tuple(heading), *map(tuple, rows)]
     widths = [max(map(len, column)) for column in zip(*every, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in every)
+
+
+def seconds_text(found: Estimate) -> str:
+    """Seconds with their interval."""
+    return f"{number_text(found.seconds)} s ({number_text(found.low_s)} to {number_text(found.high_s)})"
 
 
 def number_text(value: float) -> str:

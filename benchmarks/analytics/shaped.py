@@ -104,7 +104,7 @@ class Bench:
         self._runs = itertools.count()
 
     def run(
-        self, point: Point, *, slow: Shape = SLOW, fast: Shape = FAST, workers: int = WORKERS, **options: Any
+        self, point: Point, *, slow: Shape = SLOW, fast: Shape = FAST, workers: int | None = None, **options: Any
     ) -> Run:
         """Start workers, and sort.
 
@@ -125,6 +125,7 @@ class Bench:
             "tasks_per_call": 1,
             **options,
         }
+        workers = workers or WORKERS
         began = time.monotonic()
         with Engine(max_workers=workers) as engine:
             prepare(engine)

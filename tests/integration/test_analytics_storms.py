@@ -113,7 +113,7 @@ def test_a_read_without_an_answer_is_made_again(storm: Storm) -> None:
 
 
 def test_a_block_that_others_create_at_the_same_time_is_tried_again(storm: Storm) -> None:
-    """S3 answers 409 to a conditional write while another one of the same name goes on, and that one may fail."""
+    """S3 answers 409 to a conditional write while another one of the same name is under way, and that one may fail."""
     storm.proxy.fault = once("conflict", "PUT")
     with open_blocks(storm.url) as blocks:
         assert blocks.create("a", [b"x"])

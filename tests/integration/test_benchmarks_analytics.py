@@ -1,29 +1,35 @@
-"""A run of the analytics benchmark on a real engine, with little work."""
+"""Runs of the analytics benchmark on a real engine, with little work and few workers."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.analytics import __main__ as analytics
-from benchmarks.analytics import plot
+from benchmarks.analytics import direct, experiments, peers, plot, shaped
 from benchmarks.analytics.table import as_tables, errors
+from benchmarks.report import RESULTS
+from farcall_analytics.model import Method
+from farcall_analytics.shaper import Shape
 
 
 @pytest.mark.slow
-def test_all_experiments_are_measured_with_little_work(tmp_path: Path) -> None:
-    report = analytics.measure(quick=True)
-    assert [each["method"] for each in report["shaped"]["points"]] == [
-        "slow",
-        "combined",
-        "two-level",
-        "fast",
-        "hybrid",
-    ]
+def test_experiments_are_measured_with_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (shaped, experiments, direct):
+        monkeypatch.setattr(module, "WORKERS", 3)
+    monkeypatch.setattr(experiments, "_QUERIED", Shape(latency_s=0.001))
+    monkeypatch.setattr(experiments, "_NETWORK", 1_000.0)
+    report = json.loads((RESULTS / "analytics.json").read_text())
+    report["shaped"] = shaped.measure([shaped.Point(1e6, 5, method) for method in (Method.HYBRID, Method.SLOW)])
+    assert [each["method"] for each in report["shaped"]["points"]] == ["hybrid", "slow"]
     assert all(each["predicted_s"] > 0 and each["dollars"][0] > 0 for each in report["shaped"]["points"])
+    report["direct"] = direct.measure(1, size=1e6, parts=4, others=(Method.COMBINED,))
+    assert report["direct"]["times_as_fast"]["combined"] > 0
+    report["experiments"] = experiments.measure(scale=0.02)
+    report["peers"] = peers.measure(records=10_000, repetitions=1)
     text = as_tables(report)
-    assert "| 30 MB, 8 tasks, hybrid |" in text
+    assert "| 1 MB, 5 tasks, hybrid |" in text
     assert "| DuckDB |" in text
     plot.draw(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 10_000

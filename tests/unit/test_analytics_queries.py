@@ -27,6 +27,7 @@ from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
 from tests.support.analytics_data import files, oracle, ordered, random_rows
 from tests.support.blocks import WrappedBlocks
+from tests.waiting import WAIT_S
 
 
 @pytest.fixture
@@ -501,7 +502,7 @@ class SlowExecutor:
         return self._pool.submit(self._wait, fn, *args)
 
     def _wait(self, fn: Any, /, *args: Any) -> Any:
-        self.may_continue.wait()
+        assert self.may_continue.wait(WAIT_S)
         return fn(*args)
 
 

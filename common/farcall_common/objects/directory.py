@@ -39,7 +39,7 @@ _LOCAL: Final = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", 
 """File systems on which a file stays readable for those who have opened it, although it is deleted."""
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _CREATE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 _DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
@@ -218,15 +218,8 @@ class Directory(ObjectConnector):
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         """Errors of the file system as those of a store."""
-        try:
+        with file_errors(f"The {self._kind} {self.path} of objects"):
             yield
-        except OSError as error:
-            message = f"The {self._kind} {self.path} of objects: {error.strerror or error}."
-            if error.errno in _FULL:
-                raise StoreFull(message) from error
-            if error.errno in _DENIED:
-                raise StoreDenied(message) from error
-            raise StoreUnavailable(message) from error
 
     # -- cleaning up ---------------------------------------------------------------------------------------------------
 
@@ -242,6 +235,23 @@ class Directory(ObjectConnector):
                 return
             mark.touch(mode=0o600)
             threading.Thread(target=sweep, args=(self.path,), name="objects-sweep", daemon=True).start()
+
+
+@contextlib.contextmanager
+def file_errors(what: str) -> Iterator[None]:
+    """Errors of a file system as those of a store.
+
+    :param what: has them, for people.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"{what}: {error.strerror or error}."
+        if error.errno in _FULL:
+            raise StoreFull(message) from error
+        if error.errno in _DENIED:
+            raise StoreDenied(message) from error
+        raise StoreUnavailable(message) from error
 
 
 def sweep(path: str) -> int:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common import running
-from farcall_common.errors import ConfigurationError, ObjectGone, StoreDenied, StoreFull, StoreUnavailable
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects import block_files
 from farcall_common.objects.blocks import Blocks, Part
+from farcall_common.objects.directory import file_errors
 from farcall_common.payload import Piece
 from farcall_common.running import NodeMemory, Range
 
@@ -39,8 +40,6 @@ _RESERVED_PART: Final = 8
 _MAPPED_BYTES: Final = 256 * 1024
 """Below this size a copy takes less time than a mapping."""
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
-_DENIED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class OneNode:
@@ -309,14 +308,5 @@ def _gone(part: Part) -> ObjectGone:
     return ObjectGone(f"There is no block {part.name} with the bytes {part.start} to {part.end} on its node.")
 
 
-@contextlib.contextmanager
-def _errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        message = f"{name}, in the memory of this node: {error.strerror}."
-        if error.errno in _FULL:
-            raise StoreFull(message) from error
-        if error.errno in _DENIED:
-            raise StoreDenied(message) from error
-        raise StoreUnavailable(message) from error
+def _errors(name: str) -> contextlib.AbstractContextManager[None]:
+    return file_errors(f"{name}, in the memory of this node")

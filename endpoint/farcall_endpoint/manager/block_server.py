@@ -6,11 +6,11 @@ anything else. Threads and the server (:mod:`.file_server`) are started by the f
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import logging
 import os
-import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import BinaryIO, Final
 from farcall_common.errors import FarcallError, ObjectGone, StoreUnavailable
 from farcall_common.objects import block_files
 from farcall_endpoint.manager.actions import ServeBlocks
+from farcall_endpoint.manager.event_queue import EventQueue
 from farcall_endpoint.manager.events import BlocksServed
 from farcall_endpoint.manager.file_server import (
     PIECE_BYTES,
@@ -43,6 +44,59 @@ _PROOF_CHARACTERS: Final = 32
 _NO_MEMORY: Final = "this node has no memory for blocks"
 
 
+class Turns:
+    """Requests that wait for a thread: that of the submitter with the fewest ones under way is next. No submitter has
+    all threads, so that none waits for the nodes that another one asks.
+
+    :param threads: how many there are.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._most = max(1, threads - 1)
+        self._waiting: dict[str, collections.deque[ServeBlocks]] = {}
+        self._running: collections.Counter[str] = collections.Counter()
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, action: ServeBlocks) -> None:
+        """Add a request."""
+        with self._changed:
+            self._waiting.setdefault(action.submitter, collections.deque()).append(action)
+            self._changed.notify()
+
+    def take(self) -> ServeBlocks | None:
+        """The next request; waits for it. None once this is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._next() is not None)
+            submitter = self._next()
+            if self._is_closed or submitter is None:
+                return None
+            self._running[submitter] += 1
+            waiting = self._waiting[submitter]
+            action = waiting.popleft()
+            if not waiting:
+                del self._waiting[submitter]
+            return action
+
+    def end(self, action: ServeBlocks) -> None:
+        """A request has its answer."""
+        with self._changed:
+            self._running[action.submitter] -= 1
+            if not self._running[action.submitter]:
+                del self._running[action.submitter]
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Give nothing any more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _next(self) -> str | None:
+        ready = [each for each in self._waiting if self._running[each] < self._most]
+        return min(ready, key=lambda each: self._running[each], default=None)
+
+
 class BlockServer:
     """The blocks of this node. Methods are called in one thread.
 
@@ -57,9 +111,8 @@ class BlockServer:
         self._client = FileClient()
         self._server: FileServer | None = None
         self._starting = threading.Lock()  # of the server
-        self._actions: queue.SimpleQueue[ServeBlocks | None] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[BlocksServed] = queue.SimpleQueue()
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._turns = Turns(_THREADS)
+        self._events: EventQueue[BlocksServed] = EventQueue()
         self._threads: list[threading.Thread] = []
 
     def set_key(self, key: bytes) -> None:
@@ -69,17 +122,11 @@ class BlockServer:
 
     def fileno(self) -> int:
         """Readable when :meth:`events` has some."""
-        return self._waker
+        return self._events.fileno()
 
     def events(self) -> list[BlocksServed]:
         """What has happened since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._waker)
-        found: list[BlocksServed] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._events.get_nowait())
-        return found
+        return self._events.take()
 
     def perform(self, action: ServeBlocks) -> None:
         """Do what a task wants, in a thread."""
@@ -89,7 +136,7 @@ class BlockServer:
                 break
             self._threads.append(thread)
         if self._threads:
-            self._actions.put(action)
+            self._turns.put(action)
         else:
             self._report(action, error=_problem(action, "the node cannot start another thread"))
 
@@ -98,17 +145,16 @@ class BlockServer:
         self._client.close()
         if self._server is not None:
             self._server.close()
-        for _ in self._threads:
-            self._actions.put(None)
+        self._turns.close()
         for thread in self._threads:
             thread.join(_END_LIMIT_S)
         if not any(thread.is_alive() for thread in self._threads):  # such a one may report yet
-            os.close(self._waker)
+            self._events.close()
 
     # -- tasks of this node --------------------------------------------------------------------------------------------
 
     def _serve_all(self) -> None:
-        while (action := self._actions.get()) is not None:
+        while (action := self._turns.take()) is not None:
             try:
                 address, body = self._serve(action)
             except KeyError:
@@ -117,6 +163,8 @@ class BlockServer:
                 self._report(action, error=_problem(action, str(error)))
             else:
                 self._report(action, address, body)
+            finally:
+                self._turns.end(action)
 
     def _serve(self, action: ServeBlocks) -> tuple[str, tuple[Frame, ...]]:
         packet = action.packet
@@ -141,7 +189,6 @@ class BlockServer:
     ) -> None:
         answer = BlocksAnswer(action.packet.number, address, None if error is None else error.record.to_json())
         self._events.put(BlocksServed(action.worker_id, action.packet.task_id, answer, body))
-        os.eventfd_write(self._waker, 1)
 
     # -- addresses -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from farcall_endpoint.manager.actions import Copy, FileAction, Link, RemoveCopies, Unlink
+from farcall_endpoint.manager.event_queue import EventQueue
 from farcall_endpoint.manager.events import CopyEnded, Event, Linked
 from farcall_endpoint.manager.file_server import (
     PIECE_BYTES,
@@ -118,8 +119,7 @@ class FileCopies:
         self._drafts: dict[FileContent, _Draft] = {}
         self._failed: set[FileContent] = set()  # of which the last copy has failed
         self._changed = threading.Condition()  # of these
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._events: EventQueue[Event] = EventQueue()
         self._is_closed = threading.Event()
         self._client = FileClient()
         self._copying: queue.SimpleQueue[Copy | None] = queue.SimpleQueue()
@@ -135,7 +135,7 @@ class FileCopies:
             self._server = FileServer(host, read=self._read)
         except BaseException:
             self._directory.remove()
-            os.close(self._waker)
+            self._events.close()
             raise
 
     @property
@@ -158,17 +158,11 @@ class FileCopies:
 
     def fileno(self) -> int:
         """Readable when :meth:`events` has some."""
-        return self._waker
+        return self._events.fileno()
 
     def events(self) -> list[Event]:
         """What has happened since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._waker)
-        found: list[Event] = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                found.append(self._events.get_nowait())
-        return found
+        return self._events.take()
 
     def perform(self, action: FileAction) -> None:
         """Perform an action, in a thread."""
@@ -218,11 +212,10 @@ class FileCopies:
             thread.join(max(0.0, ends_at - time.monotonic()))  # one that reads from a file system that hangs stays
         self._directory.remove()
         if not any(thread.is_alive() for thread in threads):  # such a one may report yet
-            os.close(self._waker)
+            self._events.close()
 
     def _report(self, event: Event) -> None:
         self._events.put(event)
-        os.eventfd_write(self._waker, 1)
 
     def _path(self, submitter: str) -> Path:
         return self.root / (name_of(submitter) if submitter else _OWNER)

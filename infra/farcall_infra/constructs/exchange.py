@@ -10,7 +10,6 @@ from typing import Final
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3express as s3express
 from constructs import Construct
 
@@ -18,6 +17,7 @@ from farcall_infra.constructs.function import PythonFunction
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import VALKEY_PORT, Network
 from farcall_infra.constructs.scheduled import run_every
+from farcall_infra.constructs.stores import expiring_bucket
 from farcall_infra.deployment import Deployment
 
 #: A serverless cache answers reads from replicas at the next port.
@@ -31,23 +31,7 @@ class ExchangeBucket(Construct):
 
     def __init__(self, scope: Construct, construct_id: str, *, keep: bool) -> None:
         super().__init__(scope, construct_id)
-        self.bucket = s3.Bucket(
-            self,
-            "Bucket",
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            enforce_ssl=True,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    id="expire",
-                    expiration=cdk.Duration.days(_KEPT_DAYS),
-                    abort_incomplete_multipart_upload_after=cdk.Duration.days(_KEPT_DAYS),
-                )
-            ],
-            # CloudFormation cannot delete a bucket with objects.
-            removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
-        )
+        self.bucket = expiring_bucket(self, days=_KEPT_DAYS, keep=keep)
         suppress(
             self.bucket,
             "S1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 import aws_cdk as cdk
@@ -251,29 +252,36 @@ class Queue(Construct):
         }
 
 
+def expiring_bucket(scope: Construct, *, days: int, keep: bool, rules: Sequence[s3.LifecycleRule] = ()) -> s3.Bucket:
+    """A private bucket whose objects live for so many days. ``rules``: more of its rules."""
+    return s3.Bucket(
+        scope,
+        "Bucket",
+        block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+        encryption=s3.BucketEncryption.S3_MANAGED,
+        enforce_ssl=True,
+        object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+        lifecycle_rules=[
+            s3.LifecycleRule(
+                id="expire",
+                expiration=cdk.Duration.days(days),
+                abort_incomplete_multipart_upload_after=cdk.Duration.days(1),
+            ),
+            *rules,
+        ],
+        # CloudFormation cannot delete a bucket with objects.
+        removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
+    )
+
+
 class BlobStore(Construct):
     """A private bucket for payloads that are too large for a row; they expire by themselves."""
 
     def __init__(self, scope: Construct, construct_id: str, *, blob_days: int, keep: bool) -> None:
         super().__init__(scope, construct_id)
-        self._bucket = s3.Bucket(
-            self,
-            "Bucket",
-            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            encryption=s3.BucketEncryption.S3_MANAGED,
-            enforce_ssl=True,
-            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
-            lifecycle_rules=[
-                s3.LifecycleRule(
-                    id="expire",
-                    expiration=cdk.Duration.days(blob_days),
-                    abort_incomplete_multipart_upload_after=cdk.Duration.days(1),
-                ),
-                # The forwarder deletes pieces of files when they are read; this is for those that it could not.
-                s3.LifecycleRule(id="pieces", prefix=_PIECES, expiration=cdk.Duration.days(1)),
-            ],
-            removal_policy=cdk.RemovalPolicy.RETAIN if keep else cdk.RemovalPolicy.DESTROY,
-        )
+        # The forwarder deletes pieces of files when they are read; the rule is for those that it could not.
+        pieces = s3.LifecycleRule(id="pieces", prefix=_PIECES, expiration=cdk.Duration.days(1))
+        self._bucket = expiring_bucket(self, days=blob_days, keep=keep, rules=[pieces])
         suppress(
             self._bucket,
             "S1",

@@ -1,0 +1,87 @@
+"""Requests of tasks for blocks, in the manager: whose they are, and who gets the answer."""
+
+from __future__ import annotations
+
+import threading
+
+from farcall_endpoint.manager.actions import Answer, ServeBlocks
+from farcall_endpoint.manager.block_server import Turns
+from farcall_endpoint.manager.events import BlocksServed, PacketsReceived
+from farcall_endpoint.worker.channel import BlocksAnswer, BlocksRequest
+from tests.support.manager import Rig
+from tests.waiting import WAIT_S
+
+
+def running(*names: str) -> Rig:
+    rig = Rig(slots=len(names))
+    rig.jobs(*names)
+    rig.start_all()
+    for worker in range(len(names)):
+        rig.read(worker)
+    return rig
+
+
+def test_a_request_is_for_the_submitter_of_the_task_and_answered_to_it() -> None:
+    rig = running("a", "b")
+    wanted = BlocksRequest("a", 5, "node", (("job/a", 0, 10),))
+    [serve] = rig.handle(PacketsReceived(0, [(wanted, b""), (BlocksRequest("b", 6), b"")]))
+    assert serve == ServeBlocks(0, "", wanted)
+    [answer] = rig.handle(BlocksServed(0, "a", BlocksAnswer(5), (b"x" * 10,)))
+    assert answer == Answer(0, BlocksAnswer(5), (b"x" * 10,))
+    assert rig.killed == []
+
+
+def test_an_answer_to_a_task_that_has_ended_or_a_worker_that_has_died_is_dropped() -> None:
+    rig = running("a", "b")
+    for worker, name in enumerate(("a", "b")):
+        rig.handle(PacketsReceived(worker, [(BlocksRequest(name, 5), b"")]))
+    rig.done(0)
+    rig.die(1)
+    for worker, name in enumerate(("a", "b")):
+        assert not any(
+            isinstance(each, Answer) for each in rig.handle(BlocksServed(worker, name, BlocksAnswer(5), (b"x",)))
+        )
+
+
+def test_a_task_that_wants_blocks_without_end_is_ended() -> None:
+    rig = running("a")
+    requests = [(BlocksRequest("a", number), b"") for number in range(257)]
+    rig.handle(PacketsReceived(0, requests[:-1]))
+    assert rig.killed == []
+    rig.handle(PacketsReceived(0, requests[-1:]))
+    assert rig.killed == [0]
+
+
+def test_a_task_that_wants_more_bytes_than_a_worker_asks_for_is_ended() -> None:
+    for parts in ([("a", 0, 1)] * 65, [("a", 0, 150 * 2**20)] * 2):
+        rig = running("a")
+        rig.handle(PacketsReceived(0, [(BlocksRequest("a", 1, "", tuple(parts)), b"")]))
+        assert rig.killed == [0]
+    rig = running("a")
+    large = ("a", 0, 2**30)
+    rig.handle(PacketsReceived(0, [(BlocksRequest("a", 1, "", (large,)), b"")]))
+    assert rig.killed == [], "a single part may have any size"
+    rig.handle(BlocksServed(0, "a", BlocksAnswer(1), (b"",)))
+    rig.handle(
+        PacketsReceived(0, [(BlocksRequest("a", 2, "", (large,)), b""), (BlocksRequest("a", 3, "", (large,)), b"")])
+    )
+    assert rig.killed == [0], "but not beside another one"
+
+
+def test_no_submitter_has_all_threads() -> None:
+    turns = Turns(3)
+    own = [ServeBlocks(0, "one", BlocksRequest("a", number)) for number in range(4)]
+    other = ServeBlocks(1, "other", BlocksRequest("b", 9))
+    for each in (*own, other):
+        turns.put(each)
+    assert [turns.take() for _ in range(3)] == [own[0], other, own[1]]
+    turns.end(own[0])
+    assert turns.take() == own[2]
+    taken: list[ServeBlocks | None] = []
+    thread = threading.Thread(target=lambda: taken.append(turns.take()))
+    thread.start()
+    turns.end(own[1])
+    thread.join(WAIT_S)
+    assert taken == [own[3]]
+    turns.close()
+    assert turns.take() is None
