@@ -21,7 +21,7 @@ _LOOKS_EVERY_S: Final = 0.25
 _COPIES_PART: Final = 0.1
 """Of the tasks of a stage, how many may have a copy at the same time; one at least."""
 _SLOWNESS: Final = 1.5
-"""How many times the median of the others nothing must have finished before slow tasks get copies."""
+"""How many times the median of the others a task must have run before it gets a copy."""
 _MOST_ROUNDS: Final = 4
 """In which a task seeks a place that it need not avoid: by 2, 4, 8, ... attempts at the same time."""
 
@@ -35,8 +35,8 @@ class Executor(Protocol):
 
 @dataclasses.dataclass
 class _Attempts:
-    """The attempts of one task; ``started``: the newest one. ``avoided``: places where one of them has lacked memory or
-    disk. ``rounds``: in which no other place was found."""
+    """The attempts of one task; ``started``: when the newest one was submitted. ``avoided``: places where one of them
+    has lacked memory or disk. ``rounds``: in which no other place was found."""
 
     task: Task | Chain | Regroup
     futures: list[Future[Done]] = dataclasses.field(default_factory=list)
@@ -80,7 +80,8 @@ class Attempts:
         self._stopped = stopped
         self._all = [_Attempts(task) for task in tasks]
         self._running: dict[Future[Done], _Attempts] = {}
-        self._finished_at = 0.0
+        self._started = time.monotonic()
+        self._ended: list[float] = []
         self._has_other_places = True
         self.losers: list[Future[Done]] = []
         """Attempts that still run although another one has done their task."""
@@ -101,7 +102,6 @@ class Attempts:
                     if future in self._running:
                         self._finish(future)
                 if finished:
-                    self._finished_at = time.monotonic()
                     self._progress(sum(each.done is not None for each in self._all))
                 self._start_copies()
         finally:
@@ -132,6 +132,7 @@ class Attempts:
         error = future.exception()
         if error is None:
             attempts.done = future.result()
+            self._ended.append(time.monotonic())
             for other in attempts.futures:
                 if self._running.pop(other, None) is not None and not other.cancel():
                     self.losers.append(other)
@@ -166,22 +167,25 @@ class Attempts:
             self._start(attempts)
 
     def _start_copies(self) -> None:
-        """Start copies once nothing has finished for as long as a task usually takes, and half of it: what still runs
-        is slow then, and does not wait for a worker."""
-        part = self._copies_after
-        done = self.done
+        """Start copies of tasks that have run much longer than others usually do; one begins when a worker is idle."""
+        part, done, now = self._copies_after, self.done, time.monotonic()
         if part is None or not done or len(done) < part * len(self._all):
             return
+        workers = max(1, round(sum(each.busy_s for each in done) / (now - self._started)))
         slow_s = _SLOWNESS * statistics.median(each.busy_s for each in done) + _LOOKS_EVERY_S
-        copied = sum(each.done is None and len(each.futures) > each.failures + 1 for each in self._all)
-        most = max(1, math.ceil(len(self._all) * _COPIES_PART))
-        for each in self._all:
-            is_alone = each.done is None and len(each.futures) == each.failures + 1
-            waited_s = time.monotonic() - max(each.started, self._finished_at)
-            if is_alone and copied < most and waited_s > slow_s:
-                copied += 1
-                self._report.copies += 1
-                self._start(each)
+        left = [(place, each) for place, each in enumerate(self._all) if each.done is None]
+        alone = [(place, each) for place, each in left if len(each.futures) == each.failures + 1]
+        most = max(1, math.ceil(len(self._all) * _COPIES_PART)) - (len(left) - len(alone))
+        slow = [each for place, each in alone if now - max(each.started, self._begun(place, workers)) > slow_s]
+        for each in slow[: max(0, most)]:
+            self._report.copies += 1
+            self._start(each)
+
+    def _begun(self, place: int, workers: int) -> float:
+        """When one of so many workers has begun a task: each takes the next one when it has ended another one."""
+        if place < workers:
+            return self._started
+        return self._ended[place - workers] if place - workers < len(self._ended) else math.inf
 
 
 def _inner(error: BaseException) -> BaseException:

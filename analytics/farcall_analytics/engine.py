@@ -82,7 +82,7 @@ def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> lis
         numbers = context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
     counts = dict(zip(*map(pa.Array.to_pylist, pc.value_counts(numbers).flatten()), strict=True))
     ends = list(itertools.accumulate(counts.get(number, 0) for number in range(partitions)))
-    return _pieces(table.take(pc.sort_indices(numbers)), ends[:-1])
+    return _pieces(_take(table, pc.sort_indices(numbers)), ends[:-1])
 
 
 def sort(table: pa.Table, keys: Sequence[int], directions: Sequence[str]) -> pa.Table:
@@ -90,7 +90,7 @@ def sort(table: pa.Table, keys: Sequence[int], directions: Sequence[str]) -> pa.
 
     :param keys: columns. ``directions``: their orders, in SQL.
     """
-    return table.take(_places(_keys(table, keys), directions))
+    return _take(table, _places(_keys(table, keys), directions))
 
 
 def sample(table: pa.Table, keys: Sequence[int], count: int, seed: int) -> pa.Table:
@@ -126,7 +126,7 @@ def divide_by_range(
     order = _places(pa.concat_tables([compared, bounds.cast(compared.schema)]), directions)
     is_bound = pc.greater_equal(order, table.num_rows)  # where a bound comes to lie, a range ends
     ends = [place - number for number, place in enumerate(pc.indices_nonzero(is_bound).to_pylist())]
-    ordered = table.take(order.filter(pc.invert(is_bound)))
+    ordered = _take(table, order.filter(pc.invert(is_bound)))
     return _pieces(ordered, [*ends, *[table.num_rows] * (partitions - 1 - len(ends))])
 
 
@@ -146,6 +146,11 @@ def _places(keys: pa.Table, directions: Sequence[str]) -> pa.Array:
     query = f"select {_NUMBER} from rows order by {', '.join(order)}"  # noqa: S608 - own names
     with _errors():
         return context.sql(query).to_arrow_table()[_NUMBER].combine_chunks()
+
+
+def _take(table: pa.Table, places: pa.Array) -> pa.Table:
+    """Some rows of a table: from one chunk, as Arrow takes each of several ones by itself."""
+    return table.combine_chunks().take(places)
 
 
 def _keys(table: pa.Table, keys: Sequence[int]) -> pa.Table:

@@ -7,6 +7,7 @@ them, and such that the job as a whole keeps a deadline or a budget.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -23,6 +24,7 @@ from farcall_analytics.planner import (
     number_text,
     seconds_text,
     table_text,
+    why_slower,
 )
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile
 from farcall_analytics.stages import Query, Source, Stage
@@ -35,7 +37,7 @@ _MOST_WIDER: Final = 4.0
 """Times the workers, up to which numbers of partitions are compared."""
 _WEIGHTS: Final = tuple(10.0 ** (place / 4) for place in range(-48, 17))
 """Dollars that a second may be worth."""
-_MOST_PER_CALL: Final = 4
+_MOST_PER_CALL: Final = 8
 _LEAST_CALLS: Final = 2
 """Of each worker, so that slow ones may do less."""
 _TRUST: Final = 0.5
@@ -111,7 +113,7 @@ class JobPlan:
 
     :param weight: dollars that a second is worth; infinite: only time counts.
     :param others: plans with one method everywhere, by method and storage.
-    :param refused: why a method cannot be used.
+    :param refused: why a method cannot be used, or twice as many partitions do not help.
     """
 
     estimate: Estimate
@@ -165,7 +167,7 @@ class JobPlanner:
         self._consumers = [each for each in query.stages if any(map(self._is_divided, each.sources))]
         self._steps: dict[int, Step] = {}
         self._refused: dict[str, str] = {}
-        self._found: dict[tuple[float, int], list[_Option]] = {}
+        self._found: dict[Shuffle, list[_Option]] = {}
         self.made: JobPlan
         """The newest plan."""
 
@@ -192,7 +194,23 @@ class JobPlanner:
                 others.append((name, self._estimated(steps, best.weight)))
         rank = _rank(best.weight)
         others.sort(key=lambda each: rank(each[1].estimate.seconds, each[1].estimate.dollars))
-        return dataclasses.replace(best, others=tuple(others), refused=tuple(self._refused.items()))
+        refused = self._refused | dict(self._wider(best))
+        return dataclasses.replace(best, others=tuple(others), refused=tuple(refused.items()))
+
+    def _wider(self, plan: JobPlan) -> Iterator[tuple[str, str]]:
+        """Why the widest exchange of a plan is not wider."""
+        consumer = max(self._consumers, key=lambda each: plan.steps[each.number].partitions, default=None)
+        if consumer is None or self._limits.partitions is not None:
+            return
+        step = plan.steps[consumer.number]
+        twice = step._replace(partitions=2 * step.partitions)
+        shuffle = self._shuffle(consumer, plan.steps)
+        if shuffle.size <= _SMALL or twice.partitions > self._limits.most_partitions:
+            return
+        with contextlib.suppress(Infeasible):
+            found, wide = (model.estimate(shuffle, self._exchange(each), self._profile) for each in (step, twice))
+            if reason := why_slower(found, wide):
+                yield f"{self._name(step)} with {twice.partitions} partitions", reason
 
     def step(self, consumer: int) -> Step:
         """How a stage gets its rows, by the sizes that are known now. Always the same one from the first time on."""
@@ -310,12 +328,17 @@ class JobPlanner:
 
     def _options(self, consumer: Stage, steps: Mapping[int, Step]) -> list[_Option]:
         """All steps that are possible for a stage, with the seconds and dollars of the exchange alone."""
+        shuffle = self._shuffle(consumer, steps)
+        if shuffle not in self._found:
+            self._found[shuffle] = list(self._compute_options(shuffle))
+        return self._found[shuffle]
+
+    def _shuffle(self, consumer: Stage, steps: Mapping[int, Step]) -> Shuffle:
+        """The rows that a stage gets from others."""
         inputs = [self._query.stages[each.stage] for each in consumer.sources if self._is_divided(each)]
         size = sum(self.size(each.number) for each in inputs)
         writers = sum(self.tasks(each, steps) if each.number in steps or self._is_fixed(each) else 1 for each in inputs)
-        if (size, writers) not in self._found:
-            self._found[size, writers] = list(self._compute_options(Shuffle(size, writers=writers)))
-        return self._found[size, writers]
+        return Shuffle(size, writers=writers)
 
     def _compute_options(self, shuffle: Shuffle) -> Iterator[_Option]:
         refused: dict[str, str] = {}

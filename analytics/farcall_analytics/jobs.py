@@ -427,7 +427,11 @@ class _Job:
         ]
         if stage.exchange is None and self._output:
             self.paths = [f"{self._output}/part-{number:05d}.parquet" for number in range(len(tasks))]
-            tasks = [task._replace(output=path) for task, path in zip(tasks, self.paths, strict=True)]
+            compression = self._settings.compression
+            tasks = [
+                task._replace(output=path, compression=compression)
+                for task, path in zip(tasks, self.paths, strict=True)
+            ]
         return tasks
 
     def _generation(self, stage: Stage) -> int:

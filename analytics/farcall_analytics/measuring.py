@@ -43,6 +43,7 @@ _MOST_WORKERS: Final = 1_024
 _WAVES: Final = 4
 _ROWS: Final = 400_000
 _WORDS: Final = 1_000
+_PARTITIONS: Final = 8
 _LEAST_LIMIT: Final = 0.8
 """Of what all workers would have together if each had what one alone has: above that, they do not share a limit."""
 _ERROR: Final = 0.2
@@ -97,9 +98,9 @@ def measure(
         ) from error
     workers = find_workers(executor)
     count = len(workers)
-    _results(executor, _nothing, range(count))
+    _results(executor, small_task, range(count))
     started = time.monotonic()
-    _results(executor, _nothing, range(count * _WAVES))
+    _results(executor, small_task, range(count * _WAVES))
     call_s = (time.monotonic() - started) / _WAVES
     progress("processors")
     rates = _results(executor, compute_rates, range(count))
@@ -254,13 +255,9 @@ def compute_rates(seed: int) -> Rates:
     names = pa.array([f"word {number}" for number in range(_WORDS)])
     table = pa.table({"key": keys, "price": pc.divide(pc.cast(prices, pa.float64()), 100), "name": names.take(words)})
     size = float(table.nbytes)
-
-    def write() -> list[bytes]:
-        return [to_stream(each) for each in engine.divide_by_hash(table, [0], 8)]
-
-    streams = write()  # once for what is loaded at first use
-    partition_s = _seconds(write)
-    combine_s = _seconds(lambda: engine.sort(pa.concat_tables(map(from_stream, streams)), [0], ["asc nulls last"]))
+    streams = _partitioned(table)  # once for what is loaded at first use
+    partition_s = _seconds(lambda: _partitioned(table))
+    combine_s = _seconds(lambda: _combined(streams))
     plain = to_stream(table)
     plain_s = _seconds(lambda: to_stream(table))
     read_s = _seconds(lambda: from_stream(plain))
@@ -284,5 +281,14 @@ def _seconds(run: Callable[[], object]) -> float:
     return min(found)
 
 
-def _nothing(_: int) -> None:
-    """Do nothing."""
+def small_task(seed: int) -> int:
+    """What a task does, with one row: what it takes beside its bytes."""
+    return len(_combined(_partitioned(pa.table({"key": [seed]}))))
+
+
+def _partitioned(table: pa.Table) -> list[bytes]:
+    return [to_stream(each) for each in engine.divide_by_hash(table, [0], _PARTITIONS)]
+
+
+def _combined(streams: Sequence[bytes]) -> pa.Table:
+    return engine.sort(pa.concat_tables(map(from_stream, streams)), [0], ["asc nulls last"])

@@ -6,7 +6,6 @@ import concurrent.futures
 import dataclasses
 import errno
 import fnmatch
-import io
 import os
 import re
 import socket
@@ -18,8 +17,10 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from farcall_common.files import write_whole
+from farcall_common.files import whole_file
 
+COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
+"""Of files."""
 _SAMPLED_GROUPS: Final = 3
 """Of a share, less one."""
 _MAY_PASS: Final = re.compile(r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|INTERNAL)")
@@ -139,19 +140,19 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
     return table.replace_schema_metadata(None)
 
 
-def write_table(path: str, table: pa.Table) -> None:
+def write_table(path: str, table: pa.Table, *, compression: str = "snappy") -> None:
     """Write a file, whole or not at all, and its directory if that is missing; a file that is there is replaced.
 
+    :param compression: one of :data:`COMPRESSIONS`.
     :raises OSError: if that cannot be.
     """
     system, place = _place(path)
     if not isinstance(system, pa.fs.LocalFileSystem):  # an object is there when all of it has been written
-        pq.write_table(table, place, filesystem=system)
+        pq.write_table(table, place, filesystem=system, compression=compression)
         return
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
     Path(place).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(Path(place), sink.getvalue())
+    with whole_file(Path(place)) as file:
+        pq.write_table(table, file, compression=compression)
 
 
 def delete_other_parts(output: str, paths: Sequence[str]) -> None:

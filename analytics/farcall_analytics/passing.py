@@ -129,7 +129,7 @@ def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Ta
     :param per_block: partitions in a block, where a storage has a block for each partition.
     :raises ObjectGone: if the job has ended; nothing is left then.
     """
-    pieces = [[to_stream(each, ways[to].codec)] for each in tables]
+    pieces = [to_pieces(each, ways[to].codec) for each in tables]
     try:
         return write_pieces(ways, to, task, pieces, per_block=per_block)
     except (StoreFull, StoreUnavailable):
@@ -227,11 +227,35 @@ def _parts_within(written: Written, first: int, last: int) -> Iterator[tuple[int
 
 def to_stream(table: pa.Table, codec: str = "none") -> bytes:
     """A table as an Arrow stream."""
+    return b"".join(to_pieces(table, codec))
+
+
+def to_pieces(table: pa.Table, codec: str = "none") -> Sequence[Piece]:
+    """The pieces of an Arrow stream; columns that are not compressed are the memory of the table."""
     options = pa.ipc.IpcWriteOptions(compression=None if codec == "none" else codec)
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+    sink = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(sink, "w"), table.schema, options=options) as stream:
         stream.write_table(table)
-    return sink.getvalue()
+    return sink.pieces
+
+
+class _Pieces(io.RawIOBase):
+    """A file that keeps what is written to it, without a copy."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(data if isinstance(data, bytes) else memoryview(data))
+        self._size += len(data)
+        return len(data)
 
 
 def from_stream(data: Any) -> pa.Table:

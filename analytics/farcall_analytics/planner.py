@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -31,7 +32,7 @@ class Choice:
     """The best plan, and what it was compared with.
 
     :param others: of each other method and storage, the best plan.
-    :param refused: why a method cannot be used, by method and storage.
+    :param refused: why a method cannot be used, or twice as many workers do not help, by method and storage.
     """
 
     best: Option
@@ -91,7 +92,18 @@ def choose(
     best, *others = best_of.values()
     if not keeps(best):
         raise NoPlan(_missed(options, deadline_s, budget))
+    twice = dataclasses.replace(best.plan, parallel=2 * best.plan.parallel)
+    with contextlib.suppress(Infeasible):
+        if reason := why_slower(best.estimate, estimate(shuffle, twice, profile, input_tier=input_tier)):
+            refused[f"{name_of(twice)} with {twice.parallel} workers"] = reason
     return Choice(best, tuple(others), tuple(refused.items()))
+
+
+def why_slower(found: Estimate, wide: Estimate) -> str:
+    """Why a plan with more tasks does not help; nothing if it does."""
+    if wide.seconds < found.seconds:
+        return ""
+    return f"{number_text(wide.seconds)} s instead of {number_text(found.seconds)} s, limited by {wide.limited_by}"
 
 
 def plans(shuffle: Shuffle, profile: Profile) -> Iterator[Plan]:

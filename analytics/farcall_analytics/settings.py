@@ -7,6 +7,7 @@ from typing import Final
 
 from farcall_analytics.job_plans import Limits
 from farcall_analytics.model import Method
+from farcall_analytics.parquet import COMPRESSIONS
 from farcall_analytics.passing import CODECS, Way
 from farcall_analytics.planner import Objective
 from farcall_common.errors import ConfigurationError
@@ -39,6 +40,7 @@ class Settings:
         the model chooses, for each of them.
     :param fast_bytes: of a round of ``hybrid``; None: the model chooses.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``; None: the model chooses.
+    :param compression: of the files that are written: ``none``, ``snappy``, ``gzip``, ``lz4`` or ``zstd``.
     :param share_bytes: of a file that one task reads, about.
     :param partition_bytes: of rows that one task puts together, about, from which the number of partitions follows.
     :param partitions: of each exchange. Without these two the model chooses.
@@ -46,7 +48,7 @@ class Settings:
     :param objective: what the model looks for: the ``cheapest`` plan, or the ``fastest``.
     :param deadline_s: for the whole job, which the plan keeps in 95 % of cases. ``budget``: in dollars.
     :param tasks_per_call: that one call runs one after the other: while one computes, the next one reads, and the one
-        before it writes. None: up to 4, if there are so many more tasks than workers.
+        before it writes. None: up to 8, if there are so many more tasks than workers.
     :param task_memory: bytes from which a task uses the disk.
     :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
     :param retries: of a task that failed for another reason than the query or its input.
@@ -60,6 +62,7 @@ class Settings:
     method: str | None = None
     fast_bytes: float | None = None
     codec: str | None = None
+    compression: str = "snappy"
     share_bytes: float = 64e6
     partition_bytes: float | None = None
     partitions: int | None = None
@@ -79,6 +82,10 @@ class Settings:
             )
         if self.codec is not None and self.codec not in CODECS:
             raise ConfigurationError(f"{self.codec} is no codec.", hint=f"Codecs are {', '.join(CODECS)}.")
+        if self.compression not in COMPRESSIONS:
+            raise ConfigurationError(
+                f"{self.compression} is no compression of files.", hint=f"There are {', '.join(COMPRESSIONS)}."
+            )
         if self.objective not in ("cheapest", "fastest"):
             raise ConfigurationError(f"{self.objective} is no objective.", hint="Write cheapest, or fastest.")
         for name in _MORE_THAN_NOTHING:

@@ -71,7 +71,7 @@ class Task(NamedTuple):
         storage has more than one block of a task.
     :param ways: the storages of the job; ``to``: that to which rows go.
     :param bounds: of ranges, as an Arrow stream.
-    :param output: a file to which rows are written instead of the storage.
+    :param output: a file to which rows are written instead of the storage, with this ``compression``.
     :param may_be_done: whether an earlier attempt may have committed.
     :param sampled: how many rows of it a sample takes.
     :param avoided: places where it has failed for lack of memory or disk.
@@ -89,6 +89,7 @@ class Task(NamedTuple):
     per_block: int = 1
     bounds: bytes = b""
     output: str = ""
+    compression: str = "snappy"
     memory: int | None = None
     may_be_done: bool = False
     sampled: int = 0
@@ -224,7 +225,7 @@ def _read_all(task: Task) -> _Read:
 
 
 def _compute(task: Task, tables: Mapping[str, pa.Table]) -> _Computed:
-    table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
+    table = engine.run(task.fragment, _in_order(task, tables), task.schema, memory=task.memory)
     return _Computed([table] if task.output else _divide(task, table), table.num_rows, table.nbytes)
 
 
@@ -233,7 +234,7 @@ def _write(task: Task, computed: _Computed, read_s: float, computed_s: float) ->
     written = None
     if task.output:
         check_output(task.ways, task.output.rpartition("/")[0])
-        write_table(task.output, *computed.parts)
+        write_table(task.output, *computed.parts, compression=task.compression)
     else:
         written = write_tables(task.ways, task.to, task.name, computed.parts, per_block=task.per_block)
     size = computed.raw_size if written is None else written.size
@@ -261,7 +262,7 @@ def sample_task(task: Task) -> Done:
     """The keys of some rows of a task at random. Of files it reads a few row groups only."""
     assert task.exchange is not None
     tables = {each.name: _read(task, each, is_sample=True) for each in task.rows}
-    table = engine.run(task.fragment, tables, task.schema, memory=task.memory)
+    table = engine.run(task.fragment, _in_order(task, tables), task.schema, memory=task.memory)
     keys = engine.sample(table, task.exchange.keys, task.sampled, task.seed)
     return Done(None, 0, 0, sample=to_stream(keys))
 
@@ -290,5 +291,12 @@ def _read(task: Task, rows: Rows, *, is_sample: bool = False) -> pa.Table:
     if rows.share is not None:
         share = rows.share.sampled() if is_sample else rows.share
         return read_share(share, rows.columns)
-    found = pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
-    return engine.sort(found, rows.keys, rows.directions) if rows.keys else found
+    return pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
+
+
+def _in_order(task: Task, tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
+    """The tables of a task, sorted if they have keys."""
+    return {
+        each.name: engine.sort(tables[each.name], each.keys, each.directions) if each.keys else tables[each.name]
+        for each in task.rows
+    }

@@ -29,8 +29,13 @@ _STRAGGLERS: Final = Point(60e6, 32, Method.COMBINED)
 _STRAGGLED: Final = dataclasses.replace(EVEN, worker_read_bytes=2e6, worker_written_bytes=2e6)
 _OVERLAP: Final = Point(320e6, 32, Method.COMBINED)
 _SMALL: Final = 10e6
-_OVERLAPPED: Final = Shape(worker_read_bytes=80e6, worker_written_bytes=80e6, latency_s=0.005, latency_sigma=0.5)
+_OVERLAPPED: Final = Shape(worker_read_bytes=160e6, worker_written_bytes=160e6, latency_s=0.005, latency_sigma=0.5)
+"""So that tasks wait about as long as they compute."""
+_TOGETHER: Final = 8
+"""Tasks of a call of which one computes while others read and write."""
 _QUERIES: Final = (1, 94)
+_SHARE: Final = 200_000
+"""Bytes of each task of the queries: of its input, and of what it puts together."""
 _QUERIED: Final = Shape(worker_read_bytes=0.03e6, worker_written_bytes=0.03e6, latency_s=0.03, latency_sigma=0.5)
 
 
@@ -80,10 +85,10 @@ def _stragglers(bench: Bench, point: Point, repetitions: int) -> dict[str, list[
 
 
 def _overlap(bench: Bench, point: Point, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of the stages if a task reads, computes and writes, and if calls of four tasks do so at the same time."""
+    """Seconds of the stages if a task reads, computes and writes, and if those of a call do so at the same time."""
     found: dict[str, list[float]] = {"apart": [], "at the same time": []}
     for _ in range(repetitions):
-        for name, count in (("apart", 1), ("at the same time", 4)):
+        for name, count in (("apart", 1), ("at the same time", _TOGETHER)):
             found[name].append(bench.run(point, slow=_OVERLAPPED, workers=2, tasks_per_call=count).stages_s)
     print(f"overlap: {found}", flush=True)
     return found
@@ -102,8 +107,8 @@ def _parallel(bench: Bench, size: float, repetitions: int) -> dict[str, list[flo
 
 
 def _elastic(directory: Path, repetitions: int) -> list[dict[str, Any]]:
-    """Seconds of workers of two queries of TPC-DS: if each task has a worker of its own, from its start to its end, and
-    if as many as the widest stage has are there all the time."""
+    """Seconds of workers of two queries of TPC-DS: if each stage starts its own, no more than it has tasks, and if as
+    many as the widest stage has are there all the time."""
     found = []
     tables = tpcds(directory / "tpcds")
     files = {name: str(path) for name, path in tables.items()}
@@ -122,10 +127,10 @@ def _elastic(directory: Path, repetitions: int) -> list[dict[str, Any]]:
 def _workers_s(place: Path, engine: Engine, query: str, files: Mapping[str, str]) -> dict[str, float]:
     place.mkdir()
     url = describe(place / "slow.json", f"file://{place}/blocks", _QUERIED)
-    dataset = fa.sql(query, tables=files, executor=engine, storage=url, share_bytes=200_000, partitions=WORKERS)
+    dataset = fa.sql(query, tables=files, executor=engine, storage=url, share_bytes=_SHARE, partition_bytes=_SHARE)
     outcome = dataset.write_parquet(str(place / "out"))
     return {
-        "starts": sum(each.tasks for each in outcome.stages),
+        "starts": sum(min(WORKERS, each.tasks) for each in outcome.stages),
         "busy_s": sum(each.busy_s for each in outcome.stages),
         "widest": min(WORKERS, max(each.tasks for each in outcome.stages)),
         "seconds": outcome.seconds,

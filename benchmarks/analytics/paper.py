@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any, Final
 
 from farcall_analytics.curves import Curve, constant
 from farcall_analytics.model import Method, Plan, Shuffle, estimate
-from farcall_analytics.planner import choose, name_of
+from farcall_analytics.planner import choose, name_of, why_slower
 from farcall_analytics.prices import (
     LAMBDA_2018,
     LAMBDA_2026,
@@ -78,14 +77,23 @@ def predictions() -> list[dict[str, Any]]:
 
 
 def wider() -> list[dict[str, Any]]:
-    """What more workers do without and with a memory (section 6 of the paper): bytes, workers, method, seconds."""
+    """What more workers do without and with a memory (section 6 of the paper): bytes, few and many workers, method,
+    seconds, and why many are refused."""
     found = []
     wide = dataclasses.replace(_REDIS, bytes_per_s_of_byte=float("inf"))
     profile = _profile({"S3": _S3, "Redis": wide}, LAMBDA_2018)
     for size, counts in ((10 * GB, (10, 40)), (100 * GB, (200, 400))):
-        for count, (method, tier) in itertools.product(counts, ((Method.SLOW, "S3"), (Method.FAST, "Redis"))):
-            seconds = estimate(Shuffle(size), Plan(method, tier, 2.5 * GB, count), profile).seconds
-            found.append({"size": size, "workers": count, "method": str(method), "seconds": seconds})
+        for method, tier in ((Method.SLOW, "S3"), (Method.FAST, "Redis")):
+            few, many = (estimate(Shuffle(size), Plan(method, tier, 2.5 * GB, count), profile) for count in counts)
+            found.append(
+                {
+                    "size": size,
+                    "workers": counts,
+                    "method": str(method),
+                    "seconds": (few.seconds, many.seconds),
+                    "refused": why_slower(few, many),
+                }
+            )
     return found
 
 

@@ -39,8 +39,8 @@ FAST: Final = Shape(
 """An object store and a memory with less of everything than a cloud's, so that its limits are met with little data."""
 EVEN: Final = dataclasses.replace(SLOW, slow_workers=0)
 """The object store without a slow worker."""
-SIZES: Final = (30e6, 100e6)
-PARTS: Final = (8, 24, 48)
+PARTS: Final = {30e6: (8, 24, 48, 96), 100e6: (8, 24, 48)}
+"""Tasks on each side of an exchange, by its bytes."""
 ROUND_PART: Final = 0.25
 _CALIBRATION: Final = (60e6, 16)
 
@@ -64,8 +64,9 @@ class Run(NamedTuple):
 
 POINTS: Final = tuple(
     Point(size, parts, method)
-    for size, parts, method in itertools.product(
-        SIZES, PARTS, (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
+    for size, counts in PARTS.items()
+    for parts, method in itertools.product(
+        counts, (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID)
     )
 )
 

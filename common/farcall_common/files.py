@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _logger = logging.getLogger(__name__)
 _warned: set[Path] = set()
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = False) -> None:
-    """Write a file as a whole or not at all: a draft in the same directory replaces it.
+    """Write a file as a whole or not at all; see :func:`whole_file`.
+
+    :raises OSError: if that is not possible; then the old file is unchanged, and there is no draft.
+    """
+    with whole_file(path, mode=mode, sync=sync) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, mode: int = 0o666, sync: bool = False) -> Iterator[BinaryIO]:
+    """A draft in the same directory, which replaces a file once all of it is written; if that fails, it is removed.
 
     :param mode: permissions of the file; the umask is taken away from them, as :func:`open` does.
     :param sync: whether it survives a crash of the machine when this returns.
-    :raises OSError: if that is not possible; then the old file is unchanged, and there is no draft.
+    :raises OSError: if that is not possible.
     """
     draft = path.with_name(f".{path.name}-{os.urandom(8).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.analytics import direct, experiments, peers, plot, shaped
+from benchmarks.analytics import direct, experiments, paper, peers, plot, shaped
 from benchmarks.analytics.table import as_tables, errors
 from benchmarks.report import RESULTS
 from farcall_analytics.model import Method
@@ -27,6 +27,7 @@ def test_experiments_are_measured_with_little_work(tmp_path: Path, monkeypatch: 
     report["direct"] = direct.measure(1, size=1e6, parts=4, others=(Method.COMBINED,))
     assert report["direct"]["times_as_fast"]["combined"] > 0
     report["experiments"] = experiments.measure(scale=0.02)
+    report["paper"] = {"sorts": paper.predictions(), "wider": paper.wider()}
     report["peers"] = peers.measure(records=10_000, repetitions=1)
     text = as_tables(report)
     assert "| 1 MB, 5 tasks, hybrid |" in text

@@ -175,3 +175,14 @@ def test_the_table_has_plan_others_and_stages(query: Query) -> None:
     assert any(re.match(r"no fast Redis: Redis has no room for ", each) for each in lines)
     assert [each.split()[0] for each in lines[lines.index("") + 2 : -1]] == ["1", "2", "3", "4"]
     assert lines[-1] == "assumed"
+
+
+def test_the_plan_says_why_its_widest_exchange_has_no_more_partitions(query: Query) -> None:
+    slow = planner(query, Limits("S3", method=Method.SLOW, objective="fastest")).compared()
+    widest = max(each.partitions for each in steps(slow))
+    [(name, reason)] = [each for each in slow.refused if "partitions" in each[0]]
+    assert name == f"slow S3 with {2 * widest} partitions"
+    assert re.fullmatch(r"[\d.]+ s instead of [\d.]+ s, limited by .*", reason)
+    assert f"no {name}: {reason}" in slow.explain()
+    given = planner(query, Limits("S3", method=Method.SLOW, partitions=widest)).compared()
+    assert not given.refused, "no others were to be compared"

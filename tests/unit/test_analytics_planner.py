@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farcall_analytics.model import Shuffle, estimate
-from farcall_analytics.planner import NoPlan, Objective, choose, name_of, plans
+from farcall_analytics.model import Method, Plan, Shuffle, estimate
+from farcall_analytics.planner import NoPlan, Objective, choose, name_of, plans, why_slower
 from farcall_analytics.profiles import Codec
 from tests.unit.test_analytics_model import GB, LOCUS, MB, TB, WORKERS
 
@@ -106,3 +107,29 @@ def test_plans_have_all_workers_and_few_of_them() -> None:
     assert max(counts) == 400
     one = dataclasses.replace(PROFILE, workers=dataclasses.replace(WORKERS, most=1))
     assert {each.parallel for each in plans(shuffle_of(GB), one)} == {1}
+
+
+def test_more_workers_are_refused_where_requests_are_the_limit() -> None:
+    """Section 6.2 of the paper: 200 workers for 100 GB are better than 400, but not with a memory."""
+    memory = dataclasses.replace(LOCUS.tiers["Redis"], bytes_per_s_of_byte=float("inf"))
+    profile = dataclasses.replace(LOCUS, tiers={"S3": LOCUS.tiers["S3"], "Redis": memory})
+    seconds = {
+        (method, workers): estimate(shuffle_of(100 * GB), Plan(method, tier, 3 * GB, workers), profile)
+        for method, tier in ((Method.SLOW, "S3"), (Method.FAST, "Redis"))
+        for workers in (200, 400)
+    }
+    reason = why_slower(seconds[Method.SLOW, 200], seconds[Method.SLOW, 400])
+    assert re.fullmatch(r"\d+ s instead of \d+ s, limited by S3 requests", reason)
+    assert why_slower(seconds[Method.FAST, 200], seconds[Method.FAST, 400]) == ""
+
+
+def test_the_best_plan_says_why_it_has_no_more_workers() -> None:
+    only = dataclasses.replace(PROFILE, tiers={"S3": LOCUS.tiers["S3"]})
+    found = choose(shuffle_of(GB), only, objective="fastest")
+    workers = found.best.plan.parallel
+    assert 2 * workers <= 400
+    [line] = [each for each in found.explain().splitlines() if each.startswith("no ")]
+    assert re.match(rf"no {name_of(found.best.plan)} with {2 * workers} workers: .* s instead of ", line)
+    enough = choose(shuffle_of(100 * GB), PROFILE, objective="fastest")
+    assert enough.best.plan.parallel == 400, "there are no more"
+    assert enough.refused == ()
