@@ -169,10 +169,11 @@ class Attempts:
     def _start_copies(self) -> None:
         """Start copies of tasks that have run much longer than others usually do; one begins when a worker is idle."""
         part, done, now = self._copies_after, self.done, time.monotonic()
-        if part is None or not done or len(done) < part * len(self._all):
+        seconds = [each.busy_s for each in done if not each.reused]
+        if part is None or not seconds or len(done) < part * len(self._all):
             return
-        workers = max(1, round(sum(each.busy_s for each in done) / (now - self._started)))
-        slow_s = _SLOWNESS * statistics.median(each.busy_s for each in done) + _LOOKS_EVERY_S
+        workers = max(1, round(sum(seconds) / (now - self._started)))
+        slow_s = _SLOWNESS * statistics.median(seconds) + _LOOKS_EVERY_S
         left = [(place, each) for place, each in enumerate(self._all) if each.done is None]
         alone = [(place, each) for place, each in left if len(each.futures) == each.failures + 1]
         most = max(1, math.ceil(len(self._all) * _COPIES_PART)) - (len(left) - len(alone))

@@ -70,6 +70,13 @@ class Written(msgspec.Struct, frozen=True):
                 yield Part(f"{self.name}{number}", *where), sizes
             start = until
 
+    def within(self, first: int, last: int) -> Iterator[Written]:
+        """The partitions from ``first`` on and before ``last`` alone: for those who read no others."""
+        for part, sizes in self.parts(first, last):
+            offsets = tuple(itertools.accumulate(sizes, initial=part.start))
+            yield Written(part.name, offsets, first=first, storage=self.storage)
+            first += len(sizes)
+
 
 def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piece]]) -> Written:
     """Write all partitions of a task into one block, and commit them.

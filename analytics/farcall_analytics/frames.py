@@ -22,11 +22,10 @@ from farcall_analytics.attempts import Executor
 from farcall_analytics.bars import Progress
 from farcall_analytics.job_plans import Facts, JobPlan, JobPlanner
 from farcall_analytics.jobs import Outcome
-from farcall_analytics.model import Method
 from farcall_analytics.parquet import Input, Paths, absolute, find_input, find_paths, is_below, shown
 from farcall_analytics.profile_files import NODES, assumed_tier, fast_tier_name, profile_of, tier_name
 from farcall_analytics.relations import QueryProblem, empty_batch
-from farcall_analytics.settings import Settings
+from farcall_analytics.settings import ON_NODES, Settings
 from farcall_analytics.stages import Query, planning_context, stages_of
 from farcall_common.errors import ConfigurationError
 from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
@@ -140,8 +139,14 @@ class Dataset:
         return self._with(lambda frame: frame.limit(count, offset))
 
     def union(self, other: Dataset) -> Dataset:
-        """The rows of both."""
-        return self._with(lambda frame: frame.union(other._frame), other._tables)
+        """The rows of both, which have the same columns, in any order.
+
+        :raises QueryProblem: if one has a column that the other one lacks.
+        """
+        names = self.schema.names
+        if different := sorted(set(names) ^ set(other.schema.names)):
+            raise QueryProblem(f"{', '.join(different)}: a column of one side only; select the same ones of both")
+        return self._with(lambda frame: frame.union(other.select(*names)._frame), other._tables)
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -179,7 +184,7 @@ class Dataset:
         fast = settings.fast_storage
         facts = {name: Facts(_tasks(table), _size(table)) for name, table in self._tables.items()}
         profile = profile_of(self._place.executor, settings.storage, fast)
-        if settings.method == Method.DIRECT and NODES not in profile.tiers:
+        if settings.method in ON_NODES and NODES not in profile.tiers:
             profile = dataclasses.replace(profile, tiers={**profile.tiers, NODES: assumed_tier(SCHEME)})
         fast_tier = fast_tier_name(settings.storage, fast) if fast and not is_on_nodes(fast) else ""
         node_tier = NODES if NODES in profile.tiers else ""
@@ -318,6 +323,8 @@ def sql(
         all_tables |= dataset._tables
     with _query_errors():
         frame = context.sql_with_options(query.strip().removesuffix(";"), _QUERIES_ONLY)
+    if frame.logical_plan().display().startswith(("Explain", "Analyze", "DescribeTable")):
+        raise QueryProblem("it is no query; its plan is that of sql(...).plan(), and of `farcall analytics explain`")
     return Dataset(place, frame, all_tables)
 
 

@@ -29,6 +29,8 @@ from farcall_analytics.planner import (
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile
 from farcall_analytics.stages import Query, Source, Stage
 
+FAN_IN: Final = 64
+"""Blocks that one task puts together, where all rows go to one, or each task of the next stage reads all."""
 _SMALL: Final = 1e6
 """Bytes up to which nothing is compared: one method is as good as another one."""
 _ROUND_PARTS: Final = (0.025, 0.05, 0.1, 0.2, 0.5)
@@ -362,7 +364,8 @@ class JobPlanner:
         codecs = [each.name for each in self._profile.codecs if limits.codec in (None, each.name)]
         possible = [Method.COMBINED, Method.SLOW, Method.TWO_LEVEL]
         possible += [Method.FAST, Method.HYBRID] if limits.fast_tier else []
-        possible += [Method.DIRECT] if limits.node_tier else []
+        if limits.node_tier:
+            possible += [Method.DIRECT] if self._profile.workers.per_node == 1 else [Method.DIRECT, Method.MERGED]
         if limits.method is not None:
             possible = [limits.method]
         methods: list[tuple[Method, float]] = []
@@ -390,13 +393,13 @@ class JobPlanner:
 
     def _exchange(self, step: Step) -> Plan:
         limits, workers = self._limits, self._profile.workers
-        fast_tier = limits.fast_tier if step.method is Method.HYBRID else ""
+        memories = {Method.HYBRID: limits.fast_tier, Method.MERGED: limits.node_tier}
         return Plan(
             step.method,
             limits.tier_of(step.method),
             workers.memories[0],
             workers.most,
-            fast_tier,
+            memories.get(step.method, ""),
             step.fast_bytes,
             self._codec(step.codec),
             limits.copies_after,
@@ -486,7 +489,7 @@ class JobPlanner:
                 transfers.append(legs.read)
             else:
                 readers = tasks if source.whole else 1
-                requests, moved = self.tasks(writer, steps) * readers, moved * readers
+                requests, moved = min(self.tasks(writer, steps), FAN_IN) * readers, moved * readers
                 codec = NO_CODEC
                 transfers.append(Transfer(limits.tier, requests, moved, is_write=False))
             work += model.combine_work(moved, codec, profile.workers)
@@ -553,6 +556,7 @@ def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
     limits = plan.limits
     tiers = {limits.tier_of(each.method) for each in steps} or {limits.tier}
     storage = " and ".join(sorted(tiers)) + (f" + {limits.fast_tier} {bytes_text(memory)}" if memory else "")
+    storage += f" + {limits.node_tier}" if Method.MERGED in methods else ""
     codecs = sorted({each.codec for each in steps if each.codec != NO_CODEC.name})
     rounds = max((each.repeats for each in plan.estimate.phases), default=1)
     return (

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from typing import Final, TypeVar
 
@@ -27,7 +27,7 @@ from farcall_analytics import engine
 from farcall_analytics.attempts import GRACE_S, Attempts, Executor
 from farcall_analytics.bars import Progress
 from farcall_analytics.exchange import Written
-from farcall_analytics.job_plans import JobPlan, JobPlanner, Step, is_divided
+from farcall_analytics.job_plans import FAN_IN, JobPlan, JobPlanner, Step, is_divided
 from farcall_analytics.model import Method, runs_of, square_root
 from farcall_analytics.parquet import Input, delete_other_parts
 from farcall_analytics.passing import (
@@ -161,6 +161,7 @@ class _Job:
         self._planner = planner
         self._ways = ways
         self._shown = progress
+        self._has_memory = len(ways) > 2  # beside the first one and that of nodes
         self._has_name = False
         self._may_be_done = False
         self._written: dict[int, list[Written]] = {}
@@ -238,13 +239,50 @@ class _Job:
         name = self._name(stage.number)
         self._progress(name, 0, len(tasks))
         if stage.exchange is None or tasks[0].partitions == 1:
+            if self._is_read_by_all(stage) and self._has_memory:
+                tasks = [task._replace(to=self._memory(is_on_nodes=False)) for task in tasks]
             done = self._attempt(run_task, tasks, report, name)
-            self._written[stage.number] = _written(done)
+            self._written[stage.number] = self._reduced(stage, tasks[0], _written(done), name)
         else:
             done, self._written[stage.number] = self._exchange(stage, tasks, report, name)
         report.seconds += time.monotonic() - started
         self._measure(stage, done)
         return done
+
+    def _is_read_by_all(self, stage: Stage) -> bool:
+        """Whether each task of the next stage reads all rows."""
+        if stage.exchange is None:
+            return False
+        sources = self._query.consumer(stage.number).sources
+        return any(each.whole for each in sources if each.stage == stage.number and not each.table)
+
+    def _reduced(self, stage: Stage, like: Task, written: list[Written], name: str) -> list[Written]:
+        """What tasks have written, in few blocks: a tree of tasks puts together what several others have written.
+
+        :param like: one of them.
+        """
+        report = self.reports[stage.number]
+        rows = report.rows
+        for level in itertools.count():
+            if len(written) <= FAN_IN or not (stage.combiner or self._is_read_by_all(stage)):
+                break
+            parts = _parts(written, math.ceil(len(written) / FAN_IN))
+            names = [f"{stage.number}-{self._generation(stage)}-t{level}-{number}" for number in range(len(parts))]
+            if stage.combiner:
+                reads = [(Rows(stage.combined, written=tuple(part)),) for part in parts]
+                tasks = [
+                    like._replace(name=own, fragment=stage.combiner, rows=each)
+                    for own, each in zip(names, reads, strict=True)
+                ]
+                done = self._attempt(run_task, tasks, report, f"{name}, reduce")
+            else:
+                moves = [
+                    each for own, part in zip(names, parts, strict=True) for each in self._regroups(own, part, 1, 1)
+                ]
+                done = self._attempt(regroup_task, moves, report, f"{name}, regroup")
+            written = _written(done)
+        report.rows = rows
+        return written
 
     def _measure(self, stage: Stage, done: Sequence[Done]) -> None:
         """Tell the planner how much a stage has passed on, and how fast."""
@@ -325,23 +363,59 @@ class _Job:
         step = self._step_behind(stage)
         if step.method is Method.HYBRID:
             return self._in_rounds(stage, tasks, step, report, name)
+        if step.method is Method.MERGED:
+            return self._merged(stage, tasks, report, name)
         if step.method in (Method.FAST, Method.DIRECT):
             to = self._memory(is_on_nodes=step.method is Method.DIRECT)
-            if step.method is Method.DIRECT:
-                self._nodes.add("")  # where nodes share their memory; others are noted by their blocks
             tasks = [task._replace(to=to) for task in tasks]
         done = self._attempt(run_task, tasks, report, name)
         if step.method is not Method.TWO_LEVEL:
             return done, _written(done)
-        count = tasks[0].partitions
-        per_block = math.ceil(count / square_root(count))
         prefix = f"{report.number}-{self._generation(stage)}-g"
+        groups = {
+            f"{prefix}{number}": each for number, each in enumerate(_parts(_written(done), square_root(len(done))))
+        }
+        return done, self._in_groups(groups, tasks[0].partitions, report, name)
+
+    def _in_groups(
+        self, groups: Mapping[str, Sequence[Written]], partitions: int, report: StageReport, name: str
+    ) -> list[Written]:
+        """Put what the tasks of each group have written into few blocks of the first storage."""
+        per_block = math.ceil(partitions / square_root(partitions))
         regroups = [
             regroup
-            for number, group in enumerate(_parts(_written(done), square_root(len(done))))
-            for regroup in self._regroups(f"{prefix}{number}", group, count, per_block)
+            for prefix, group in groups.items()
+            for regroup in self._regroups(prefix, group, partitions, per_block)
         ]
-        return done, _written(self._attempt(regroup_task, regroups, report, f"{name}, regroup"))
+        return _written(self._attempt(regroup_task, regroups, report, f"{name}, regroup"))
+
+    def _merged(
+        self, stage: Stage, tasks: list[Task], report: StageReport, name: str
+    ) -> tuple[list[Done], list[Written]]:
+        """Run tasks whose rows go to the memory of their nodes; those of a node are put together in the other storage.
+        If a node is lost meanwhile, all is done again."""
+        to = self._memory(is_on_nodes=True)
+        while True:
+            prefix = f"{report.number}-{self._generation(stage)}-m"
+            own = [each._replace(name=f"{prefix}/{each.name}", to=to) for each in tasks]
+            done = self._attempt(run_task, own, report, name)
+            written = _written(done)
+            nodes: dict[str, list[Written]] = {}
+            for each in written:
+                if each.storage == to:
+                    nodes.setdefault(node_of(each.name), []).append(each)
+            # another program that continues the job may have had other tasks on a node
+            groups = {f"{prefix}-{_digest(each.name for each in group)}": group for group in nodes.values()}
+            try:
+                merged = self._in_groups(groups, tasks[0].partitions, report, name)
+            except ObjectGone:
+                if report.repeats >= _REPEATS:
+                    raise
+                report.repeats += 1
+                report.rows, report.size = 0, 0
+                continue
+            self._delete_on_nodes(f"{prefix}/")
+            return done, [*(each for each in written if each.storage != to), *merged]
 
     def _in_rounds(
         self, stage: Stage, tasks: list[Task], step: Step, report: StageReport, name: str
@@ -392,16 +466,17 @@ class _Job:
 
     def _regroups(self, prefix: str, written: Sequence[Written], partitions: int, per_block: int) -> list[Regroup]:
         """Tasks that put together what some have written, each for so many partitions."""
+        bounds = [(first, min(first + per_block, partitions)) for first in range(0, partitions, per_block)]
         return [
             Regroup(
                 f"{prefix}-{first}",
-                tuple(written),
+                tuple(own for each in written for own in each.within(first, last)),
                 first,
-                min(first + per_block, partitions),
+                last,
                 self._ways,
                 self._may_be_done,
             )
-            for first in range(0, partitions, per_block)
+            for first, last in bounds
         ]
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
@@ -467,12 +542,17 @@ class _Job:
         for source in stage.sources:
             table = self._tables.get(source.table)
             if isinstance(table, Input):
-                found.append(Rows(source.name, table.shares[number], source.columns))
+                found.append(Rows(source.name, table.shares[number], source.columns, sampled=source.sampled))
             elif table is not None:
                 found.append(Rows(source.name, written=tuple(self._give(source, table))))
             else:
                 partition = number if is_divided(self._query, source) else 0
-                those = tuple(each for each in self._written[source.stage] if each.has(partition))
+                those = tuple(
+                    own
+                    for each in self._written[source.stage]
+                    if each.has(partition)
+                    for own in each.within(partition, partition + 1)
+                )
                 order = source.keys, source.directions
                 found.append(Rows(source.name, None, (), those, partition, *order))
         return tuple(found)
@@ -507,8 +587,7 @@ class _Job:
     def _delete(self) -> None:
         ended, _ = wait(self._losers, timeout=GRACE_S)
         self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
-        if self._nodes:
-            self._delete_on_nodes()
+        self._delete_on_nodes()
         end_job(self._ways, self._output)
 
     def _note_nodes(self, done: Sequence[Done]) -> None:
@@ -517,17 +596,21 @@ class _Job:
         written = [each for each in _written(flat) if node_blocks.is_on_nodes(self._ways[each.storage].url)]
         self._nodes.update(node_of(each.name) for each in written)
 
-    def _delete_on_nodes(self) -> None:
+    def _delete_on_nodes(self, prefix: str = "") -> None:
         """Let a task delete blocks. If none can run any more, their nodes delete them after a day."""
+        if not self._nodes:
+            return
         way = self._ways[self._memory(is_on_nodes=True)]
         with contextlib.suppress(RuntimeError, FarcallError):
-            names = [name_on_node(node, f"{way.job}/") for node in sorted(self._nodes)]
+            names = [name_on_node(node, f"{way.job}/{prefix}") for node in sorted(self._nodes)]
             wait([self._executor.submit(delete_task, way.url, names)], timeout=GRACE_S)
 
     def _memory(self, *, is_on_nodes: bool) -> int:
         """The number of the storage that is the memory of nodes, or that is a memory which all reach."""
         for number, way in enumerate(self._ways):
             if number and node_blocks.is_on_nodes(way.url) is is_on_nodes:
+                if is_on_nodes:
+                    self._nodes.add("")  # where nodes share their memory; others are noted by their blocks
                 return number
         raise ConfigurationError("The job was begun with a fast_storage.", hint="Set it again.")
 
@@ -559,6 +642,10 @@ class _Job:
 
 class _LostRound(ObjectGone):
     """What a round had put into the memory is not there any more."""
+
+
+def _digest(names: Iterable[str]) -> str:
+    return hashlib.sha256(repr(sorted(names)).encode()).hexdigest()[:16]
 
 
 def _written(done: Sequence[Done]) -> list[Written]:

@@ -121,6 +121,7 @@ def measure(
     found = Workers(
         memories=(memory,),
         most=count,
+        per_node=round(count / len({each.host for each in workers})),
         call_s=call_s,
         partition_bytes_per_s=statistics.median(each.partition for each in rates),
         combine_bytes_per_s=statistics.median(each.combine for each in rates),

@@ -33,6 +33,7 @@ class Method(enum.StrEnum):
     - ``hybrid``: rounds through a memory that is smaller than the data, each with its run in the object store, and a
       merge of the runs (Locus).
     - ``direct``: an object for each task that partitions, in the memory of its node, of which others read a range.
+    - ``merged``: the same, which tasks on the nodes merge into few objects in the object store (Exoshuffle).
     """
 
     SLOW = "slow"
@@ -41,6 +42,7 @@ class Method(enum.StrEnum):
     FAST = "fast"
     HYBRID = "hybrid"
     DIRECT = "direct"
+    MERGED = "merged"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Shuffle:
 class Plan:
     """One way to do it.
 
-    :param tier: name of the storage; of ``hybrid``: that of the runs, beside ``fast_tier``, which others do not have.
+    :param tier: name of the storage; of ``hybrid`` and ``merged``: that of what is put together, beside ``fast_tier``,
+        the memory, which others do not have.
     :param memory: of a worker. ``parallel``: workers at a time.
     :param fast_bytes: of memory that a round of ``hybrid`` uses.
     :param copies_after: the part of a wave after which tasks that still run are started once more; None: never.
@@ -252,27 +255,36 @@ def _pairs(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) 
     return Legs(Transfer(plan.tier, both, moved, is_write=True), Transfer(plan.tier, both, moved, is_write=False))
 
 
-def _combined(writers: int, partitions: int, moved: float, plan: Plan, workers: Workers) -> Legs:
-    objects = math.ceil(writers / workers.per_node)  # those of a node write one together
+def _combined(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
     return Legs(
-        Transfer(plan.tier, objects, moved, is_write=True),
-        Transfer(plan.tier, objects * partitions, moved, is_write=False),
+        Transfer(plan.tier, writers, moved, is_write=True),
+        Transfer(plan.tier, writers * partitions, moved, is_write=False),
     )
 
 
 def _two_level(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
-    groups, parts = square_root(writers), square_root(partitions)
+    return _in_groups(square_root(writers), plan.tier, writers, partitions, moved, plan)
+
+
+def _merged(writers: int, partitions: int, moved: float, plan: Plan, workers: Workers) -> Legs:
+    nodes = min(writers, math.ceil(plan.parallel / workers.per_node))
+    return _in_groups(nodes, plan.fast_tier, writers, partitions, moved, plan)
+
+
+def _in_groups(groups: int, first: str, writers: int, partitions: int, moved: float, plan: Plan) -> Legs:
+    """Through the storage ``first``, from where the blocks of each group are put together."""
+    parts = square_root(partitions)
     regroup = Phase(
         "regroup",
         groups * parts,
         min(plan.parallel, groups * parts),
         (
-            Transfer(plan.tier, writers * parts, moved, is_write=False),
+            Transfer(first, writers * parts, moved, is_write=False),
             Transfer(plan.tier, groups * parts, moved, is_write=True),
         ),
     )
     return Legs(
-        Transfer(plan.tier, writers, moved, is_write=True),
+        Transfer(first, writers, moved, is_write=True),
         Transfer(plan.tier, partitions * groups, moved, is_write=False),
         (regroup,),
     )
@@ -312,6 +324,7 @@ _LEGS: Final[Mapping[Method, Callable[[int, int, float, Plan, Workers], Legs]]] 
     Method.TWO_LEVEL: _two_level,
     Method.HYBRID: _hybrid,
     Method.DIRECT: _combined,
+    Method.MERGED: _merged,
 }
 
 
@@ -377,6 +390,8 @@ def stored_by(shuffle: Shuffle, plan: Plan) -> Mapping[str, float]:
     moved = shuffle.size * plan.codec.ratio
     if plan.method is Method.HYBRID:
         return {plan.tier: moved, plan.fast_tier: min(moved, plan.fast_bytes)}
+    if plan.method is Method.MERGED:
+        return {plan.tier: moved, plan.fast_tier: moved}
     return {plan.tier: moved}
 
 

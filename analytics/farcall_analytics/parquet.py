@@ -125,8 +125,10 @@ def find_input(paths: Sequence[str], *, share_bytes: float) -> Input:
     return Input(tuple(paths), schema, tuple(shares) or (Share(paths[0], (), 0, 0, files[0].version),))
 
 
-def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
+def read_share(share: Share, columns: Sequence[str] | None = None, *, only: Sequence[str] | None = None) -> pa.Table:
     """The rows of a share.
+
+    :param only: those of the columns that are read; others are null.
 
     :raises InputProblem: if the file has changed, or is damaged.
     """
@@ -134,10 +136,20 @@ def read_share(share: Share, columns: Sequence[str] | None = None) -> pa.Table:
         raise InputProblem(f"{shown(share.path)}: it has changed meanwhile")
     with _open(share.path) as file:
         try:
-            table = file.read_row_groups(list(share.row_groups), columns=columns)
+            table = file.read_row_groups(list(share.row_groups), columns=only or columns)
+            if only and columns:
+                table = _with_nulls(table, [file.schema_arrow.field(each) for each in columns])
         except (pa.ArrowException, OSError) as error:
             raise _problem(share.path, error) from error
     return table.replace_schema_metadata(None)
+
+
+def _with_nulls(table: pa.Table, fields: Sequence[pa.Field]) -> pa.Table:
+    columns = [
+        table[field.name] if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in fields
+    ]
+    return pa.table(columns, schema=pa.schema(fields))
 
 
 def write_table(path: str, table: pa.Table, *, compression: str = "snappy") -> None:

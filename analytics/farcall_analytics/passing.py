@@ -56,8 +56,10 @@ def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
     own = uuid.uuid4().hex
     name = f"{ways[0].job}/{_RUNNING}"
     with open_storage(ways[0].url) as blocks:
-        if not blocks.create(name, [own.encode()]):
-            own = bytes(blocks.read(Part(name))).decode()
+        while not blocks.create(name, [own.encode()]):
+            with contextlib.suppress(ObjectGone):  # that run has just ended
+                own = bytes(blocks.read(Part(name))).decode()
+                break
     return tuple(dataclasses.replace(way, job=f"{way.job}/{own}") for way in ways)
 
 

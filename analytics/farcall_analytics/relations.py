@@ -5,7 +5,7 @@ A relation is a message of the type ``Rel``; its columns have numbers, from 0 on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 import pyarrow as pa
@@ -90,6 +90,23 @@ def column_of(expression: Expression) -> int | None:
 def columns_in(expression: Message) -> set[int]:
     """The columns that an expression depends on."""
     return {each.struct_field.field for each in _references(expression)}
+
+
+def columns_read(rel: Rel, wanted: Set[int]) -> Set[int] | None:
+    """The columns of its table that some columns of a relation depend on; None if that is not known."""
+    kind = str(rel.WhichOneof("rel_type"))
+    node = getattr(rel, kind)
+    if kind == "read" and not node.HasField("projection") and not node.common.HasField("emit"):
+        return wanted
+    if kind == "filter" and not node.common.HasField("emit"):
+        return columns_read(node.input, wanted | columns_in(node.condition))
+    if kind == "project":
+        inner = width(node.input)
+        places = node.common.emit.output_mapping if node.common.HasField("emit") else range(width(rel))
+        numbers = {places[each] for each in wanted}
+        used = (columns_in(node.expressions[each - inner]) for each in numbers if each >= inner)
+        return columns_read(node.input, {each for each in numbers if each < inner}.union(*used))
+    return None
 
 
 def shifted(expression: Expression, by: int) -> Expression:

@@ -13,9 +13,19 @@ from farcall_analytics.planner import Objective
 from farcall_common.errors import ConfigurationError
 from farcall_common.objects.node_blocks import SCHEME, is_on_nodes
 
-METHODS: Final = (Method.SLOW, Method.COMBINED, Method.TWO_LEVEL, Method.FAST, Method.HYBRID, Method.DIRECT)
+METHODS: Final = (
+    Method.SLOW,
+    Method.COMBINED,
+    Method.TWO_LEVEL,
+    Method.FAST,
+    Method.HYBRID,
+    Method.DIRECT,
+    Method.MERGED,
+)
 """Those that jobs have."""
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
+ON_NODES: Final = {Method.DIRECT, Method.MERGED}
+"""Those that use the memory of nodes."""
 _MORE_THAN_NOTHING: Final = (
     "partitions",
     "most_partitions",
@@ -34,10 +44,10 @@ class Settings:
     """How a job is run.
 
     :param storage: the address by which tasks pass rows on, which all of them reach.
-    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``; of ``direct``, ``node:BYTES`` if the
-        blocks on a node are to take so many at most. What has no room there goes to ``storage``.
-    :param method: of all exchanges: ``slow``, ``combined``, ``two-level``, ``fast``, ``hybrid`` or ``direct``. None:
-        the model chooses, for each of them.
+    :param fast_storage: that of a memory, for the methods ``fast`` and ``hybrid``; of ``direct`` and ``merged``,
+        ``node:BYTES`` if the blocks on a node are to take so many at most. What has no room there goes to ``storage``.
+    :param method: of all exchanges: ``slow``, ``combined``, ``two-level``, ``fast``, ``hybrid``, ``direct`` or
+        ``merged``. None: the model chooses, for each of them.
     :param fast_bytes: of a round of ``hybrid``; None: the model chooses.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``; None: the model chooses.
     :param compression: of the files that are written: ``none``, ``snappy``, ``gzip``, ``lz4`` or ``zstd``.
@@ -98,9 +108,9 @@ class Settings:
             raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
-        is_direct = self.method == Method.DIRECT
-        if is_on_nodes(self.storage) or (self.fast_storage and is_on_nodes(self.fast_storage) != is_direct):
-            raise ConfigurationError("node: is the fast_storage of the method direct, and that has no other one.")
+        uses_nodes = self.method in ON_NODES
+        if is_on_nodes(self.storage) or (self.fast_storage and is_on_nodes(self.fast_storage) != uses_nodes):
+            raise ConfigurationError("node: is the fast_storage of the methods direct and merged, which have no other.")
         self.ways("")
 
     def ways(self, job: str) -> tuple[Way, ...]:

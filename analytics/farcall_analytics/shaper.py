@@ -194,7 +194,6 @@ class ShapedBlocks(Blocks):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.can_take = blocks.can_take
         self._blocks = blocks
         self._shape = shape
         self._times = times
@@ -211,9 +210,6 @@ class ShapedBlocks(Blocks):
 
     def read(self, part: Part) -> memoryview:
         return self._pace.run(lambda: self._read(part))
-
-    def take(self, name: str) -> memoryview | None:
-        return self._pace.run(lambda: self._take(name))
 
     def names(self, prefix: str) -> Iterator[str]:
         return self._blocks.names(prefix)
@@ -243,22 +239,13 @@ class ShapedBlocks(Blocks):
         return created
 
     def _read(self, part: Part) -> memoryview:
-        self._begin_read(part.name)
+        if self._errors.random() < self._shape.error_part:
+            raise _failed(part.name)
+        self._admit(part.name, _READS, self._shape.reads)
         found = self._blocks.read(part)
         self._times.count(_READS, len(found))
         self._wait_read(part.name, len(found))
         return found
-
-    def _take(self, name: str) -> memoryview | None:
-        self._begin_read(name)
-        found = self._blocks.take(name)
-        self._wait_read(name, 0 if found is None else len(found))
-        return found
-
-    def _begin_read(self, name: str) -> None:
-        if self._errors.random() < self._shape.error_part:
-            raise _failed(name)
-        self._admit(name, _READS, self._shape.reads)
 
     # -- limits --------------------------------------------------------------------------------------------------------
 

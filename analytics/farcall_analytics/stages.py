@@ -76,7 +76,8 @@ class Source(NamedTuple):
     """A table of a fragment.
 
     :param name: in the fragment.
-    :param table, columns: of the query, of which the task reads a share.
+    :param table, columns: of the query, of which the task reads a share. ``sampled``: the columns that keys of ranges
+        depend on; a sample may have nulls in others. Empty: perhaps all.
     :param stage: whose rows the task reads: its partition of them, or all if ``whole``.
     :param keys, directions: by which the task sorts them, as those of an :class:`Exchange`.
     """
@@ -88,6 +89,7 @@ class Source(NamedTuple):
     whole: bool = False
     keys: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
+    sampled: tuple[str, ...] = ()
 
 
 class Stage(NamedTuple):
@@ -98,6 +100,8 @@ class Stage(NamedTuple):
     :param exchange: how rows are divided; None if they are the result.
     :param size: bytes of its rows, estimated.
     :param schema: of its rows. DataFusion itself may give others of tasks without rows.
+    :param combiner: of rows that go to one task: a fragment that makes fewer rows of those of several tasks, with the
+        same columns; empty if there are no fewer. ``combined``: its table.
     """
 
     number: int
@@ -106,6 +110,8 @@ class Stage(NamedTuple):
     exchange: Exchange | None
     size: float
     schema: pa.Schema
+    combiner: bytes = b""
+    combined: str = ""
 
 
 class Query(NamedTuple):
@@ -233,6 +239,16 @@ class _Planner:
         number = self.close(keyed, Exchange("hash", done.width, numbers))
         hashed = numbers if all(each < done.width for each in numbers) and numbers else None
         return self._read(number, done, hashed=hashed)
+
+    def _combine(self, moved: _Open, rel: Rel) -> None:
+        """Say how rows of several tasks become fewer before one task reads them all.
+
+        :param moved: reads them. ``rel``: reads what that reads.
+        """
+        [source] = moved.sources
+        stage = self.stages[source.stage]
+        fragment = self._functions.plan(rel, self._names(rel, f"c{stage.number}_"))
+        self.stages[source.stage] = stage._replace(combiner=fragment, combined=source.name)
 
     def _read(
         self, number: int, done: _Open, *, hashed: tuple[int, ...] | None, whole: bool = False, is_single: bool = False
@@ -474,6 +490,8 @@ class _Planner:
         for number in range(count):
             second.aggregate.grouping_expressions.append(column(number))
             grouping.expression_references.append(number)
+        if not count:
+            self._combine(moved, second)
         done = relations.project(second, results)
         return _Open(done, moved.sources, moved.size, moved.hashed, moved.is_single)
 
@@ -490,12 +508,25 @@ class _Planner:
             return dataclasses.replace(inner, rel=_on(rel, inner.rel))
         keyed, numbers = _with_keys(inner, [each.expr for each in rel.sort.sorts])
         directions = tuple(map(relations.direction, rel.sort.sorts))
+        keyed = dataclasses.replace(keyed, sources=self._sampled(keyed, numbers))
         number = self.close(keyed, Exchange("range", inner.width, numbers, directions))
         moved = self._read(number, inner, hashed=None)
         if max(numbers) < inner.width:
             [source] = moved.sources
             return dataclasses.replace(moved, sources=(source._replace(keys=numbers, directions=directions),))
         return dataclasses.replace(moved, rel=_on(rel, moved.rel))
+
+    def _sampled(self, keyed: _Open, keys: Sequence[int]) -> tuple[Source, ...]:
+        """The sources of a stage, with the columns that its keys depend on."""
+        read = relations.columns_read(keyed.rel, set(keys))
+        if read is None or len(keyed.sources) != 1 or not keyed.sources[0].table:
+            return keyed.sources
+        [source] = keyed.sources
+        schema = self._context.table(source.name).schema()
+        needed = [
+            name for number, name in enumerate(source.columns) if number in read or not schema.field(number).nullable
+        ]
+        return (source._replace(sampled=tuple(needed)),)
 
     def _fetch(self, rel: Rel) -> _Open:
         offset, count = relations.fetch_bounds(rel)
@@ -510,12 +541,15 @@ class _Planner:
             firsts = relations.fetch(_on(below, inner.rel), offset=0, count=offset + count)
             size = min(inner.size, (offset + count) * _ROW_BYTES)
             moved = self._cut(_Open(firsts, inner.sources, size), None)
+            self._combine(moved, relations.fetch(_on(below, moved.rel), offset=0, count=offset + count))
             return dataclasses.replace(moved, rel=relations.fetch(_on(below, moved.rel), offset=offset, count=count))
         inner = self.open(below)
         if not inner.is_single:  # tasks write in the order of their rows, and are read in their own
             if count is not None:
                 inner = dataclasses.replace(inner, rel=relations.fetch(inner.rel, offset=0, count=offset + count))
             inner = self._cut(inner, None)
+            if count is not None:
+                self._combine(inner, relations.fetch(inner.rel, offset=0, count=offset + count))
         return dataclasses.replace(inner, rel=relations.fetch(inner.rel, offset=offset, count=count))
 
     def _set(self, rel: Rel) -> _Open:

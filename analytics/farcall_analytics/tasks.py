@@ -48,7 +48,8 @@ class Unsuitable(Exception):
 class Rows(NamedTuple):
     """What a task reads for one table of its fragment.
 
-    :param share: of a file, or None; ``columns``: of it that are read.
+    :param share: of a file, or None; ``columns``: of it that are read. ``sampled``: those that a sample reads; others
+        are null there. Empty: all of them.
     :param written: by tasks of an earlier stage; ``partition``: of it that is read.
     :param keys, directions: by which they are sorted, as those of an exchange.
     """
@@ -60,6 +61,7 @@ class Rows(NamedTuple):
     partition: int = 0
     keys: tuple[int, ...] = ()
     directions: tuple[str, ...] = ()
+    sampled: tuple[str, ...] = ()
 
 
 class Task(NamedTuple):
@@ -289,8 +291,9 @@ def _divide(task: Task, table: pa.Table) -> Sequence[pa.Table]:
 
 def _read(task: Task, rows: Rows, *, is_sample: bool = False) -> pa.Table:
     if rows.share is not None:
-        share = rows.share.sampled() if is_sample else rows.share
-        return read_share(share, rows.columns)
+        if is_sample:
+            return read_share(rows.share.sampled(), rows.columns, only=rows.sampled or None)
+        return read_share(rows.share, rows.columns)
     return pa.concat_tables(read_tables(task.ways, rows.written, rows.partition))
 
 

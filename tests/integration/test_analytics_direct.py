@@ -19,7 +19,7 @@ import pytest
 
 import farcall_analytics as fa
 from farcall_analytics.exchange import Written
-from farcall_analytics.tasks import Done, Task, run_task
+from farcall_analytics.tasks import Done, Regroup, Task, regroup_task, run_task
 from farcall_common.errors import ConfigurationError, ObjectGone
 from farcall_common.objects.block_files import file_name
 from farcall_common.objects.blocks import open_blocks
@@ -75,11 +75,11 @@ class WatchedExecutor:
         self.futures: list[Future[Done]] = []
 
     def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
-        if self._loses and fn is run_task and reads_memory(args[0]):
+        if self._loses and reads_memory(args[0]):
             loses, self._loses = self._loses, None
             self._engine.options(max_attempts=1).submit(loses).exception()
         future = self._engine.submit(fn, *args)
-        if fn is run_task:
+        if fn is run_task or fn is regroup_task:
             self.futures.append(future)
         return future
 
@@ -94,14 +94,38 @@ class WatchedExecutor:
         return [each.written for each in done if each.written is not None]
 
 
-def reads_memory(task: Task) -> bool:
-    return any(each.storage == 1 for rows in task.rows for each in rows.written)
+def reads_memory(task: Any) -> bool:
+    if isinstance(task, Regroup):
+        return any(each.storage == 1 for each in task.written)
+    return isinstance(task, Task) and any(each.storage == 1 for rows in task.rows for each in rows.written)
 
 
 def sorted_rows(options: dict[str, Any], directory: Path, rows: pa.Table) -> tuple[Any, pa.Table]:
     source = fa.read_parquet(files(directory / "in", rows), **options)
     outcome = source.sort("a").write_parquet(str(directory / "out"))
     return outcome, pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+
+
+@pytest.mark.parametrize("room", ["", "node:60000"])
+def test_what_a_node_has_written_is_merged_in_the_storage(options: dict[str, Any], tmp_path: Path, room: str) -> None:
+    watched = WatchedExecutor(options["executor"])
+    own = {**options, "executor": watched, "method": "merged", "fast_storage": room}
+    rows = random_rows(5_000)
+    outcome, found = sorted_rows({**own, "partitions": 9}, tmp_path, rows)
+    assert found["a"].to_pylist() == oracle("select a from t order by a nulls last", t=rows)["a"].to_pylist()
+    assert ordered(found) == ordered(rows)
+    merged = [each for each in watched.written() if len(each.offsets) == 4]
+    assert [each.storage for each in merged] == [0, 0, 0], "a block for each three of nine partitions"
+    in_memory = [each for each in watched.written() if each.storage == 1]
+    assert 1 < len(in_memory) < outcome.stages[0].tasks if room else len(in_memory) == outcome.stages[0].tasks
+
+
+def test_a_merge_whose_blocks_are_lost_is_repeated(options: dict[str, Any], tmp_path: Path) -> None:
+    rows = random_rows(5_000)
+    own = {**options, "executor": WatchedExecutor(options["executor"], loses=lose_memory), "method": "merged"}
+    outcome, found = sorted_rows(own, tmp_path, rows)
+    assert ordered(found) == ordered(rows)
+    assert [each.repeats for each in outcome.stages] == [1, 0]
 
 
 def test_rows_that_go_through_memory_are_those_of_the_oracle(options: dict[str, Any], tmp_path: Path) -> None:

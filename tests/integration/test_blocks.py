@@ -145,18 +145,6 @@ def test_all_of_an_exchange_is_deleted_and_nothing_else(blocks: Blocks) -> None:
     assert blocks.create("one/a", [b"again"])
 
 
-def test_a_block_is_taken_once_where_that_can_be(blocks: Blocks) -> None:
-    blocks.create("job/a", [b"x"])
-    if not blocks.can_take:
-        with pytest.raises(NotImplementedError):
-            blocks.take("job/a")
-        return
-    with concurrent.futures.ThreadPoolExecutor(8) as readers:
-        taken = [each for each in readers.map(blocks.take, ["job/a"] * 8) if each is not None]
-    assert [bytes(each) for each in taken] == [b"x"]
-    assert list(blocks.names("job/")) == []
-
-
 def test_an_empty_block_and_one_with_a_strange_name(blocks: Blocks) -> None:
     assert blocks.create("job/[a]*?", [])
     assert blocks.create("job/b", [])

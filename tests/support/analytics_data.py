@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import decimal
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -54,17 +56,39 @@ def tpcds(directory: Path, *, scale: float = 0.01) -> Mapping[str, Path]:
     """The files of TPC-DS, by the names of their tables."""
     import duckdb_extension_tpcds
 
-    [extension] = Path(duckdb_extension_tpcds.__file__).parent.rglob("*.duckdb_extension")
     directory.mkdir(exist_ok=True)
-    with duckdb.connect(config={"threads": 1, "allow_unsigned_extensions": True}) as connection:
-        connection.execute(f"load '{extension}'")
+    with _extended(duckdb_extension_tpcds.__file__) as connection:
         connection.execute(f"call dsdgen(sf={scale})")
         names = [name for (name,) in connection.execute("select table_name from duckdb_tables()").fetchall()]
         for name in names:
             connection.execute(f"copy {name} to '{directory}/{name}.parquet' (row_group_size 2048)")
-        for number, query in connection.execute("select query_nr, query from tpcds_queries()").fetchall():
-            (directory / f"q{number}.sql").write_text(query)
+        _write_queries(directory, connection, "tpcds_queries")
     return {name: directory / f"{name}.parquet" for name in names}
+
+
+def tpch(directory: Path, *, scale: float = 0.01) -> Mapping[str, Path]:
+    """The files of TPC-H, by the names of their tables."""
+    import duckdb_extension_tpch
+
+    program = Path(sys.executable).with_name("tpchgen-cli")
+    command = ["parquet", "--scale-factor", str(scale), "--output-dir", str(directory), "--row-group-bytes", "100000"]
+    subprocess.run([program, *command, "--quiet"], check=True)
+    with _extended(duckdb_extension_tpch.__file__) as connection:
+        _write_queries(directory, connection, "tpch_queries")
+    return {each.stem: each for each in directory.glob("*.parquet")}
+
+
+def _extended(package: str) -> duckdb.DuckDBPyConnection:
+    """DuckDB with the extension in a package."""
+    [extension] = Path(package).parent.rglob("*.duckdb_extension")
+    connection = duckdb.connect(config={"threads": 1, "allow_unsigned_extensions": True})
+    connection.execute(f"load '{extension}'")
+    return connection
+
+
+def _write_queries(directory: Path, connection: duckdb.DuckDBPyConnection, function: str) -> None:
+    for number, query in connection.execute(f"select query_nr, query from {function}()").fetchall():
+        (directory / f"q{number}.sql").write_text(query)
 
 
 BIG_DATA_JOIN = """

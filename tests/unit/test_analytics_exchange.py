@@ -127,6 +127,26 @@ def test_an_attempt_whose_answers_are_lost_counts_all_the_same(kind: str) -> Non
         assert contents(blocks, [written], 2) == [[b"x"], [b"y"]]
 
 
+@given(PARTITIONS, st.integers(0, 3), st.data())
+def test_some_partitions_of_what_was_written_are_read_as_before(
+    partitions: list[list[bytes]], per_block: int, data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(partitions)))
+    last = data.draw(st.integers(first, len(partitions)))
+    with open_blocks("memory:") as blocks:
+        if per_block:
+            written = write_pairs(blocks, "job/0", "a", partitions, per_block=per_block)
+        else:
+            written = write_combined(blocks, "job/0", partitions)
+        found = [
+            bytes(blocks.read(part))
+            for own in written.within(first, last)
+            for number in range(own.first, own.first + len(own.offsets) - 1)
+            for part, _ in own.parts(number, number + 1)
+        ]
+    assert found == [b"".join(pieces) for pieces in partitions[first:last]]
+
+
 def test_of_attempts_that_lost_nothing_is_left() -> None:
     with open_blocks("memory:") as blocks:
         for attempt in ("one", "two", "three"):
@@ -147,6 +167,24 @@ def test_what_is_no_block_of_partitions_is_refused() -> None:
 
 
 # -- runs of a job -----------------------------------------------------------------------------------------------------
+
+
+class EndingBlocks(WrappedBlocks):
+    """A storage where the run that is there ends before it is read."""
+
+    def read(self, part: Part) -> memoryview:
+        super().delete([part.name])
+        return super().read(part)
+
+
+def test_a_run_begins_although_another_one_has_just_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = [Way(f"file://{tmp_path}", job="nightly")]
+    first = passing.begin_job(ways)
+    with monkeypatch.context() as patched:
+        patched.setattr(passing, "open_storage", lambda url: EndingBlocks(open_blocks(url)))
+        second = passing.begin_job(ways)
+    assert second != first
+    assert passing.begin_job(ways) == second
 
 
 def test_a_run_is_continued_until_it_ends_and_nothing_of_it_counts_later(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ METHODS = st.sampled_from(
         Plan(Method.TWO_LEVEL, "S3", GB, 40),
         Plan(Method.FAST, "Redis", GB, 40),
         Plan(Method.HYBRID, "S3", GB, 40, "Redis", 5 * GB),
+        Plan(Method.MERGED, "S3", GB, 40, "Redis"),
     ]
 )
 
@@ -160,10 +161,13 @@ def test_requests_are_those_of_the_method(method: Method, writes: int, reads: in
     assert found == {True: writes, False: reads}
 
 
-def test_workers_of_a_node_write_one_object_together() -> None:
+def test_what_the_workers_of_a_node_have_written_is_merged() -> None:
     workers = dataclasses.replace(WORKERS, per_node=8)
-    partition, combine = phases_of(Shuffle(100 * GB), Plan(Method.COMBINED, "S3", GB, 50), workers)
-    assert (partition.transfers[-1].requests, combine.transfers[0].requests) == (13, 1300)
+    phases = phases_of(Shuffle(100 * GB), Plan(Method.MERGED, "S3", GB, 50, "Redis"), workers)
+    partition, regroup, combine = phases
+    assert partition.transfers[-1][:2] == ("Redis", 100)
+    assert [each[:2] for each in regroup.transfers] == [("Redis", 1_000), ("S3", 70)], "7 nodes, 10 parts"
+    assert combine.transfers[0][:2] == ("S3", 700)
 
 
 def test_a_hybrid_exchange_reads_each_range_of_each_run_once() -> None:
@@ -184,7 +188,7 @@ def test_all_bytes_are_read_and_written(plan: Plan, size: float, input_size: flo
         for each in phase.transfers:
             (outer if each.tier == "input" else own)[each.is_write] += each.size * phase.repeats
     assert outer == {True: pytest.approx(output_size), False: pytest.approx(input_size)}
-    times = 2 if plan.method in (Method.TWO_LEVEL, Method.HYBRID) else 1
+    times = 2 if plan.method in (Method.TWO_LEVEL, Method.HYBRID, Method.MERGED) else 1
     assert own == {True: pytest.approx(times * size), False: pytest.approx(times * size)}
 
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import farcall_analytics as fa
-from farcall_analytics import tasks
+from farcall_analytics import jobs, tasks
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.payload import Piece
@@ -382,6 +382,61 @@ def test_tasks_that_follow_one_another_in_a_call_give_the_same_rows(
     assert failing.failed == sum(each.retries for each in outcome.stages) > 1
 
 
+class CountingExecutor:
+    """Counts the tasks and the blocks that each reads."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self.reads: list[int] = []
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        for each in getattr(args[0], "tasks", [args[0]]):
+            blocks = [each.written] if fn is tasks.regroup_task else [rows.written for rows in each.rows]
+            self.reads.append(max(map(len, blocks)))
+        return self._pool.submit(fn, *args)
+
+
+TREES: dict[str, str] = {
+    "aggregates": "select count(*) n, sum(a) s, avg(b) m, min(c) low, max(c) high from t",
+    "aggregates of no rows": "select count(*) n, sum(a) s, max(c) high from t where a < 0",
+    "first rows": "select a, c from t order by a, c limit 7 offset 2",
+    "a small side of a join": "select t.c, s.b from t join (select a, b from t where b < 3) s on t.a = s.a",
+    "a number for all": "select c from t where a > (select avg(a) from t)",
+    "an existence": "select c from t where exists (select 1 from t s where s.b = 11) or a < 100",
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_what_one_task_or_all_tasks_read_is_put_together_by_a_tree(
+    executor: ThreadPoolExecutor,
+    options: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory: str,
+    name: str,
+    has_memory: bool,
+) -> None:
+    monkeypatch.setattr(jobs, "FAN_IN", 3)
+    counting = CountingExecutor(executor)
+    own: dict[str, Any] = {**options, "executor": counting, **({"fast_storage": memory} if has_memory else {})}
+    table = random_rows(2000, different=700)
+    found = fa.sql(TREES[name], tables={"t": files(tmp_path / "in", table, count=11)}, **own).to_arrow()
+    assert ordered(found) == ordered(oracle(TREES[name], t=table))
+    assert max(counting.reads) <= 3
+    with open_blocks(memory) as blocks:
+        assert list(blocks.names("")) == []
+
+
+def test_the_first_rows_without_an_order_are_those_of_the_first_tasks(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = random_rows(2000)
+    source = fa.read_parquet(files(tmp_path / "in", table, count=11), **options)
+    monkeypatch.setattr(jobs, "FAN_IN", 3)
+    assert source.limit(5, offset=3).to_arrow().equals(table.slice(3, 5))
+
+
 class Forgetful(WrappedBlocks):
     """A memory that has lost two blocks of tasks, once."""
 
@@ -720,6 +775,56 @@ def test_relative_paths_are_those_of_the_program(
         path.unlink()
     with pytest.raises(fa.InputProblem, match="all workers must reach it"):
         source.to_arrow()
+
+
+SAMPLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a column": ("select * from t order by a", ("a",)),
+    "an expression": ("select c from t order by a + b", ("a", "b")),
+    "a filter": ("select a, c from t where b > 3 order by a desc", ("a", "b")),
+    "an own column": ("select a, b * 2 as twice from t where b > 3 order by twice", ("b",)),
+    "a group": ("select a, sum(b) s from t group by a order by s", ()),
+    "no column": ("select a from t order by random()", ()),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_sample_reads_the_columns_that_keys_depend_on(options: dict[str, Any], tmp_path: Path, name: str) -> None:
+    query, columns = SAMPLES[name]
+    table = random_rows(2000, different=50)
+    dataset = fa.sql(query, tables={"t": files(tmp_path / "in", table)}, **options)
+    [ranged] = [each for each in dataset.stages().stages if each.exchange and each.exchange.kind == "range"]
+    assert [each.sampled for each in ranged.sources] == [columns]
+    found = dataset.to_arrow()
+    if name == "no column":
+        assert ordered(found) == ordered(table.select(["a"]))
+    else:
+        assert ordered(found) == ordered(oracle(query, t=table))
+        key = {"an expression": None, "an own column": "twice", "a group": "s"}.get(name, "a")
+        keys = found[key].to_pylist() if key else []
+        assert keys == sorted(keys, reverse="desc" in query)
+
+
+def test_a_sample_reads_columns_that_may_not_be_null(options: dict[str, Any], tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int64(), nullable=False), ("c", pa.string())])
+    table = pa.table({"a": [3, 1, 2], "b": [1, 2, 3], "c": ["x", "y", "z"]}, schema=schema)
+    pq.write_table(table, tmp_path / "t.parquet")
+    dataset = fa.read_parquet(str(tmp_path / "t.parquet"), **options).sort("a")
+    assert dataset.stages().stages[0].sources[0].sampled == ("a", "b")
+    assert dataset.to_arrow()["a"].to_pylist() == [1, 2, 3]
+
+
+def test_a_union_has_the_columns_of_the_first_by_their_names(options: dict[str, Any]) -> None:
+    one = fa.from_arrow({"a": [1], "b": ["x"]}, **options)
+    other = fa.from_arrow({"b": ["y"], "a": [2]}, **options)
+    assert sorted(one.union(other).to_arrow().to_pylist(), key=str) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    with pytest.raises(fa.QueryProblem, match="b, c: a column of one side only"):
+        one.union(fa.from_arrow({"a": [1], "c": ["x"]}, **options))
+
+
+@pytest.mark.parametrize("query", ["explain select * from t", "explain analyze select * from t", "describe t"])
+def test_what_is_no_query_is_refused(options: dict[str, Any], query: str) -> None:
+    with pytest.raises(fa.QueryProblem, match=r"it is no query; its plan is that of sql\(...\).plan\(\)"):
+        fa.sql(query, tables={"t": {"a": [1]}}, **options)
 
 
 def test_usual_mistakes_are_named(options: dict[str, Any]) -> None:

@@ -49,12 +49,7 @@ class Part(NamedTuple):
 
 
 class Blocks(abc.ABC):
-    """A storage of blocks. May be used from any thread.
-
-    ``can_take``: whether :meth:`take` works.
-    """
-
-    can_take: bool = False
+    """A storage of blocks. May be used from any thread."""
 
     @abc.abstractmethod
     def create(self, name: str, pieces: Sequence[Piece]) -> bool:
@@ -84,13 +79,6 @@ class Blocks(abc.ABC):
     def full_name(self, name: str) -> str:
         """The name under which others read a block that was created here."""
         return name
-
-    def take(self, name: str) -> memoryview | None:
-        """Read a block and delete it, in one step; None if there is none (any more).
-
-        :raises NotImplementedError: if the storage cannot do that.
-        """
-        raise NotImplementedError
 
     @abc.abstractmethod
     def names(self, prefix: str) -> Iterator[str]:
@@ -303,8 +291,6 @@ class SpreadBlocks(Blocks):
 class ValkeyBlocks(Blocks):
     """Blocks in the memory of a Valkey."""
 
-    can_take = True
-
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
         self._url = url
         self._client = open_client(url, timeout_s=timeout_s)
@@ -325,11 +311,6 @@ class ValkeyBlocks(Blocks):
         if found is None:
             raise _gone(part)
         return memoryview(found)[part.start :] if part.end is None else _whole(memoryview(found), part)
-
-    def take(self, name: str) -> memoryview | None:
-        with server_errors(self._url):
-            found: Any = self._client.getdel(_PREFIX + name)
-        return None if found is None else memoryview(found)
 
     def names(self, prefix: str) -> Iterator[str]:
         with server_errors(self._url):
