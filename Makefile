@@ -175,9 +175,10 @@ bench-graphs: setup
 bench-taps: setup .venv-taps/.made
 	@$(RUN) benchmarks.taps
 
-# Sorts through each method of exchange, beside the model's predictions and one-process engines: a quarter of an hour.
+# Sorts through each method of exchange, beside the model's predictions and other engines: half an hour. Installs Ray and
+# Spark, which needs Java.
 bench-analytics: setup
-	@$(RUN) benchmarks.analytics
+	@PATH="$(dir $(abspath $(UV))):$$PATH" $(RUN) benchmarks.analytics
 
 # Latency targets: the experiments of the QoS paper once, in ten minutes; ten times, in two hours.
 bench-qos: setup

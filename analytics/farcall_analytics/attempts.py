@@ -22,6 +22,8 @@ _COPIES_PART: Final = 0.1
 """Of the tasks of a stage, how many may have a copy at the same time; one at least."""
 _SLOWNESS: Final = 1.5
 """How many times the median of the others a task must have run before it gets a copy."""
+_UNKNOWN_S: Final = 10.0
+"""After which a task gets a copy if it is not known how long others take."""
 _MOST_ROUNDS: Final = 4
 """In which a task seeks a place that it need not avoid: by 2, 4, 8, ... attempts at the same time."""
 
@@ -94,7 +96,7 @@ class Attempts:
         try:
             for each in self._all:
                 self._start(each)
-            while any(each.done is None for each in self._all):
+            while len(self._ended) < len(self._all):
                 if self._stopped.is_set():
                     raise CancelledError
                 finished, _ = wait(self._running, timeout=_LOOKS_EVERY_S, return_when=FIRST_COMPLETED)
@@ -102,12 +104,12 @@ class Attempts:
                     if future in self._running:
                         self._finish(future)
                 if finished:
-                    self._progress(sum(each.done is not None for each in self._all))
+                    self._progress(sum(_size(each.task) for each in self._all if each.done is not None))
                 self._start_copies()
         finally:
-            for future in self._running:
-                future.cancel()
-            wait(self._running, timeout=GRACE_S)
+            left = [future for future in self._running if not future.cancel()]
+            self.losers += left
+            wait(left, timeout=GRACE_S)
         return self.done
 
     @property
@@ -154,7 +156,18 @@ class Attempts:
             return
         self._report.retries += 1
         attempts.rounds = 0
-        self._start(attempts)
+        if isinstance(attempts.task, Chain) and _size(attempts.task) > 1:
+            self._split(attempts, attempts.task)
+        else:
+            self._start(attempts)
+
+    def _split(self, attempts: _Attempts, chain: Chain) -> None:
+        """Try the tasks of a chain again, each for itself: others than the one that failed have all their attempts."""
+        own = [_Attempts(Chain(each.name, (each,), may_be_done=True), avoided=attempts.avoided) for each in chain.tasks]
+        place = self._all.index(attempts)
+        self._all[place : place + 1] = own
+        for each in own:
+            self._start(each)
 
     def _seek_place(self, attempts: _Attempts) -> None:
         """Start so many attempts at the same time that one of them finds another place: those that come to an avoided
@@ -168,12 +181,12 @@ class Attempts:
 
     def _start_copies(self) -> None:
         """Start copies of tasks that have run much longer than others usually do; one begins when a worker is idle."""
-        part, done, now = self._copies_after, self.done, time.monotonic()
-        seconds = [each.busy_s for each in done if not each.reused]
-        if part is None or not seconds or len(done) < part * len(self._all):
+        part, now = self._copies_after, time.monotonic()
+        if part is None or not self._ended or len(self._ended) < part * len(self._all):
             return
-        workers = max(1, round(sum(seconds) / (now - self._started)))
-        slow_s = _SLOWNESS * statistics.median(seconds) + _LOOKS_EVERY_S
+        seconds = [each.busy_s for each in self.done if not each.reused]
+        workers = max(1, round(sum(seconds) / max(1e-6, self._ended[-1] - self._started)))
+        slow_s = _SLOWNESS * statistics.median(seconds) + _LOOKS_EVERY_S if seconds else _UNKNOWN_S
         left = [(place, each) for place, each in enumerate(self._all) if each.done is None]
         alone = [(place, each) for place, each in left if len(each.futures) == each.failures + 1]
         most = max(1, math.ceil(len(self._all) * _COPIES_PART)) - (len(left) - len(alone))
@@ -183,10 +196,16 @@ class Attempts:
             self._start(each)
 
     def _begun(self, place: int, workers: int) -> float:
-        """When one of so many workers has begun a task: each takes the next one when it has ended another one."""
+        """When one of so many workers has begun a task: each takes the next one when it has ended another one. If there
+        are fewer workers, or some hang, nothing ends for a while: that counts from the last end."""
         if place < workers:
             return self._started
-        return self._ended[place - workers] if place - workers < len(self._ended) else math.inf
+        return self._ended[min(place - workers, len(self._ended) - 1)]
+
+
+def _size(task: Task | Chain | Regroup) -> int:
+    """How many tasks it is."""
+    return len(task.tasks) if isinstance(task, Chain) else 1
 
 
 def _inner(error: BaseException) -> BaseException:

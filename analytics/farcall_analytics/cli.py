@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -86,7 +87,7 @@ def explain(
             )
         tables[name] = files
     text = sys.stdin.read() if str(query) == "-" else _text(query)
-    with Executor(endpoint) as executor:
+    with _executor(endpoint) as executor:
         try:
             dataset = fa.sql(
                 text,
@@ -103,11 +104,23 @@ def explain(
             raise ConfigurationError(str(error)) from error
 
 
+def _executor(endpoint: str | None) -> Executor | ThreadPoolExecutor:
+    """That of an endpoint; without one and without a login, plans are made of assumptions."""
+    try:
+        return Executor(endpoint)
+    except ConfigurationError:
+        if endpoint is not None:
+            raise
+        return ThreadPoolExecutor(1)
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is no text.", hint="Name a file with a query in SQL.") from error
 
 
 def _note(text: str) -> None:

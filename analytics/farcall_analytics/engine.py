@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc
-from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion import RuntimeEnvBuilder, SessionConfig, SessionContext, column
 from datafusion.substrait import Consumer, Serde
 
 from farcall_analytics.relations import QueryProblem, empty_batch
@@ -48,10 +48,18 @@ def require_threads() -> None:
     _used_by = os.getpid()
 
 
-def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, memory: int | None = None) -> pa.Table:
+def run(
+    fragment: bytes,
+    tables: Mapping[str, pa.Table],
+    schema: pa.Schema,
+    *,
+    memory: int | None = None,
+    only: Sequence[int] | None = None,
+) -> pa.Table:
     """The rows of a fragment.
 
     :param fragment: a Substrait plan. ``tables``: that it reads, by name. ``schema``: of its rows.
+    :param only: the columns that are wanted; others are not computed.
     :param memory: bytes beyond which sorts, groups and joins use the disk.
     :raises QueryProblem: if the query is the reason, as when it divides by zero.
     :raises MemoryError, OSError: if memory or the disk do not suffice.
@@ -61,7 +69,11 @@ def run(fragment: bytes, tables: Mapping[str, pa.Table], schema: pa.Schema, *, m
         _register(context, name, table if memory is None else _in_batches(table))
     with _errors():
         logical = Consumer.from_substrait_plan(context, Serde.deserialize_bytes(fragment))
-        return context.create_dataframe_from_logical_plan(logical).to_arrow_table().cast(schema)
+        frame = context.create_dataframe_from_logical_plan(logical)
+        if only is not None:
+            schema = pa.schema([schema.field(number) for number in only])
+            frame = frame.select(*(column(schema.field(number).name) for number in range(len(schema))))
+        return frame.to_arrow_table().cast(schema)
 
 
 def divide_by_hash(table: pa.Table, keys: Sequence[int], partitions: int) -> list[pa.Table]:

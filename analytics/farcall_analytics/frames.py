@@ -121,8 +121,12 @@ class Dataset:
         keys = _flat(keys)
         self._check([each for each in keys if isinstance(each, str)])
         downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
-        if not keys or len(downs) != len(keys):
-            raise QueryProblem(f"a sort needs keys, and descending one value or {len(keys)}, not {len(downs)}")
+        if not keys:
+            raise QueryProblem("a sort needs keys")
+        if len(downs) != len(keys):
+            raise QueryProblem(
+                f"descending: expected True or False, for all keys or for each of {len(keys)}, got {descending!r}"
+            )
         sorts = [
             _column(key).sort(ascending=not down, nulls_first=False) for key, down in zip(keys, downs, strict=True)
         ]
@@ -134,8 +138,9 @@ class Dataset:
 
     def limit(self, count: int, *, offset: int = 0) -> Dataset:
         """Some rows: the first ones behind a sort."""
-        if not 0 <= count < _MOST_ROWS or not 0 <= offset < _MOST_ROWS:
-            raise QueryProblem(f"limit: expected numbers from 0 on, got {count} and {offset}")
+        given: tuple[Any, Any] = count, offset
+        if not all(isinstance(each, int) and 0 <= each < _MOST_ROWS for each in given):
+            raise QueryProblem(f"limit: expected whole numbers from 0 on, got {count!r} and {offset!r}")
         return self._with(lambda frame: frame.limit(count, offset))
 
     def union(self, other: Dataset) -> Dataset:
@@ -143,6 +148,8 @@ class Dataset:
 
         :raises QueryProblem: if one has a column that the other one lacks.
         """
+        if not isinstance(other, Dataset):
+            raise QueryProblem("union: expected a dataset; fa.from_arrow makes one of a table or a data frame")
         names = self.schema.names
         if different := sorted(set(names) ^ set(other.schema.names)):
             raise QueryProblem(f"{', '.join(different)}: a column of one side only; select the same ones of both")
@@ -324,7 +331,9 @@ def sql(
     with _query_errors():
         frame = context.sql_with_options(query.strip().removesuffix(";"), _QUERIES_ONLY)
     if frame.logical_plan().display().startswith(("Explain", "Analyze", "DescribeTable")):
-        raise QueryProblem("it is no query; its plan is that of sql(...).plan(), and of `farcall analytics explain`")
+        raise QueryProblem(
+            "it is no query: leave out EXPLAIN, or DESCRIBE; the plan of a query is that of sql(...).plan()"
+        )
     return Dataset(place, frame, all_tables)
 
 
@@ -364,6 +373,9 @@ def _query_errors() -> Iterator[None]:
 
 def _flat(keys: Sequence[Key | Sequence[Key]]) -> tuple[Key, ...]:
     """Keys, also if they were given as a list."""
+    for each in keys:
+        if not isinstance(each, (str, Expr, Sequence)):
+            raise QueryProblem(f"{each!r} is no key: expected the name of a column, or an expression")
     return tuple(itertools.chain.from_iterable([each] if isinstance(each, (str, Expr)) else each for each in keys))
 
 

@@ -100,13 +100,15 @@ class Limits:
 
 
 class StagePlan(NamedTuple):
-    """A stage in a plan. ``size``: bytes that it passes on. ``step``: how it gets its rows; None of tables."""
+    """A stage in a plan. ``size``: bytes that it passes on. ``step``: how the rows of others are exchanged for it; None
+    if they are not. ``reads``: the stages that it reads from."""
 
     number: int
     tasks: int
     size: float
     step: Step | None
     seconds: float
+    reads: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -212,7 +214,7 @@ class JobPlanner:
         with contextlib.suppress(Infeasible):
             found, wide = (model.estimate(shuffle, self._exchange(each), self._profile) for each in (step, twice))
             if reason := why_slower(found, wide):
-                yield f"{self._name(step)} with {twice.partitions} partitions", reason
+                yield f"faster with {twice.partitions} partitions for stage {consumer.number + 1}", reason
 
     def step(self, consumer: int) -> Step:
         """How a stage gets its rows, by the sizes that are known now. Always the same one from the first time on."""
@@ -240,6 +242,8 @@ class JobPlanner:
         """How many of so many tasks one call runs."""
         if self._limits.tasks_per_call is not None:
             return self._limits.tasks_per_call
+        if not self._profile.is_measured:
+            return 1  # there may be many more workers
         return max(1, min(_MOST_PER_CALL, tasks // (_LEAST_CALLS * self._profile.workers.most)))
 
     # -- what is measured ----------------------------------------------------------------------------------------------
@@ -456,6 +460,7 @@ class JobPlanner:
                 self.size(each.number),
                 steps.get(each.number),
                 seconds[each.number],
+                tuple(source.stage for source in each.sources if not source.table),
             )
             for each in self._query.stages
         )
@@ -572,7 +577,9 @@ def _row(mark: str, plan: JobPlan) -> tuple[str, ...]:
 
 
 def _stage_row(stage: StagePlan) -> tuple[str, ...]:
-    if stage.step is None:
+    if stage.step is None and stage.reads:
+        source = f"stage {', '.join(str(number + 1) for number in stage.reads)}"
+    elif stage.step is None:
         source = "tables"
     else:
         source = f"{stage.step.method}{'' if stage.step.codec == NO_CODEC.name else f', {stage.step.codec}'}"

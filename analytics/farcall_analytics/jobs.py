@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from typing import Final, TypeVar
 
@@ -162,6 +162,7 @@ class _Job:
         self._ways = ways
         self._shown = progress
         self._has_memory = len(ways) > 2  # beside the first one and that of nodes
+        self._program = uuid.uuid4().hex[:8]  # differs in one that continues the job
         self._has_name = False
         self._may_be_done = False
         self._written: dict[int, list[Written]] = {}
@@ -239,10 +240,16 @@ class _Job:
         name = self._name(stage.number)
         self._progress(name, 0, len(tasks))
         if stage.exchange is None or tasks[0].partitions == 1:
-            if self._is_read_by_all(stage) and self._has_memory:
+            if self._is_read_by_all(stage) and self._has_memory and not report.repeats:
                 tasks = [task._replace(to=self._memory(is_on_nodes=False)) for task in tasks]
             done = self._attempt(run_task, tasks, report, name)
-            self._written[stage.number] = self._reduced(stage, tasks[0], _written(done), name)
+            try:
+                self._written[stage.number] = self._reduced(stage, tasks[0], _written(done), name)
+            except ObjectGone:
+                if report.repeats:
+                    raise
+                report.repeats += 1
+                return self._run_once(stage)
         else:
             done, self._written[stage.number] = self._exchange(stage, tasks, report, name)
         report.seconds += time.monotonic() - started
@@ -277,7 +284,9 @@ class _Job:
                 done = self._attempt(run_task, tasks, report, f"{name}, reduce")
             else:
                 moves = [
-                    each for own, part in zip(names, parts, strict=True) for each in self._regroups(own, part, 1, 1)
+                    each._replace(to=like.to)
+                    for own, part in zip(names, parts, strict=True)
+                    for each in self._regroups(own, part, 1, 1)
                 ]
                 done = self._attempt(regroup_task, moves, report, f"{name}, regroup")
             written = _written(done)
@@ -313,7 +322,7 @@ class _Job:
             units = [Chain(own[0].name, tuple(own)) for own in _parts(tasks, math.ceil(len(tasks) / size))]  # type: ignore[arg-type]
 
         def progress(count: int) -> None:
-            self._progress(name, min(count * size, len(tasks)), of or len(tasks))
+            self._progress(name, count, of or len(tasks))
 
         attempts = Attempts(
             self._executor,
@@ -393,29 +402,29 @@ class _Job:
         self, stage: Stage, tasks: list[Task], report: StageReport, name: str
     ) -> tuple[list[Done], list[Written]]:
         """Run tasks whose rows go to the memory of their nodes; those of a node are put together in the other storage.
-        If a node is lost meanwhile, all is done again."""
+        If a node is lost meanwhile, all is done again, and without the memory in the end."""
         to = self._memory(is_on_nodes=True)
         while True:
-            prefix = f"{report.number}-{self._generation(stage)}-m"
+            if report.repeats >= _REPEATS:
+                to = 0  # without the memory
+            # what an earlier program has put together may be of other rows than these tasks write
+            prefix = f"{report.number}-{self._generation(stage)}-{self._program}"
             own = [each._replace(name=f"{prefix}/{each.name}", to=to) for each in tasks]
             done = self._attempt(run_task, own, report, name)
             written = _written(done)
             nodes: dict[str, list[Written]] = {}
             for each in written:
-                if each.storage == to:
+                if to and each.storage == to:
                     nodes.setdefault(node_of(each.name), []).append(each)
-            # another program that continues the job may have had other tasks on a node
-            groups = {f"{prefix}-{_digest(each.name for each in group)}": group for group in nodes.values()}
+            groups = {f"{prefix}-{number}": group for number, group in enumerate(nodes.values())}
             try:
                 merged = self._in_groups(groups, tasks[0].partitions, report, name)
             except ObjectGone:
-                if report.repeats >= _REPEATS:
-                    raise
                 report.repeats += 1
                 report.rows, report.size = 0, 0
                 continue
             self._delete_on_nodes(f"{prefix}/")
-            return done, [*(each for each in written if each.storage != to), *merged]
+            return done, [*(each for each in written if each.storage != to or not to), *merged]
 
     def _in_rounds(
         self, stage: Stage, tasks: list[Task], step: Step, report: StageReport, name: str
@@ -452,6 +461,8 @@ class _Job:
             if len(run_) == len(kept):
                 report.reused += len(tasks)
                 return [Done(None, 0, 0, reused=True) for _ in tasks], run_
+            # a part of it may be of other rows than these tasks write
+            prefix = f"{prefix}-{self._program}"
         to = self._memory(is_on_nodes=False)
         own = [task._replace(name=f"{prefix}/{task.name}", to=to, per_block=per_block) for task in tasks]
         done = self._attempt(run_task, own, report, name, of=report.tasks)
@@ -587,8 +598,10 @@ class _Job:
     def _delete(self) -> None:
         ended, _ = wait(self._losers, timeout=GRACE_S)
         self._note_nodes([each.result() for each in ended if not each.cancelled() and each.exception() is None])
-        self._delete_on_nodes()
-        end_job(self._ways, self._output)
+        try:
+            end_job(self._ways, self._output)
+        finally:
+            self._delete_on_nodes()
 
     def _note_nodes(self, done: Sequence[Done]) -> None:
         """Remember where tasks have written to the memory of their nodes."""
@@ -642,10 +655,6 @@ class _Job:
 
 class _LostRound(ObjectGone):
     """What a round had put into the memory is not there any more."""
-
-
-def _digest(names: Iterable[str]) -> str:
-    return hashlib.sha256(repr(sorted(names)).encode()).hexdigest()[:16]
 
 
 def _written(done: Sequence[Done]) -> list[Written]:

@@ -104,7 +104,8 @@ class Work(NamedTuple):
 class Phase:
     """So many tasks, of which some run at a time.
 
-    :param repeats: how often all of it is done.
+    :param repeats: how often all of it is done. ``paid``: workers that are paid, if they are more than run at a time:
+        those of the tasks of all repeats wait for one another.
     :param per_call: tasks that follow one another in a worker: while one computes, others read and write.
     """
 
@@ -115,6 +116,7 @@ class Phase:
     work: tuple[Work, ...] = ()
     repeats: int = 1
     per_call: int = 1
+    paid: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +234,8 @@ def in_rounds(
     each = max(1, math.ceil(tasks / rounds))
     own = tuple(Transfer(tier, requests / rounds, size / rounds, out) for tier, requests, size, out in transfers)
     parts = tuple(Work(size / rounds, rate) for size, rate in work)
-    return Phase(name, each, min(parallel, each), (*own, legs.written), parts, rounds)
+    paid = min(parallel, each * rounds)
+    return Phase(name, each, min(parallel, each), (*own, legs.written), parts, rounds, paid=paid)
 
 
 def partition_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
@@ -303,6 +306,7 @@ def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers)
             Transfer(plan.tier, parts, size, is_write=True),
         ),
         repeats=rounds,
+        paid=min(plan.parallel, parts * rounds),
     )
     return Legs(
         Transfer(plan.fast_tier, own * parts, size, is_write=True),
@@ -473,7 +477,7 @@ def dollars_of(
     total = 0.0
     for phase, time in zip(phases, times, strict=True):
         paid_s = math.ceil(time.seconds / price.step_s) * price.step_s if price.step_s else time.seconds
-        total += phase.at_a_time * memory * price.byte_s * paid_s
+        total += max(phase.paid, phase.at_a_time) * memory * price.byte_s * paid_s
         total += phase.repeats * phase.tasks * price.call
         for transfer in phase.transfers:
             storage = profile.tiers[transfer.tier].price

@@ -25,6 +25,7 @@ _SAMPLED_GROUPS: Final = 3
 """Of a share, less one."""
 _MAY_PASS: Final = re.compile(r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|INTERNAL)")
 _PASSING: Final = {errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ESTALE}
+_PART: Final = re.compile(r"part-\d{5,}\.parquet|\.part-\d{5,}\.parquet-[0-9a-f]{16}")
 _AT_A_TIME: Final = 16
 """Files that are looked at."""
 
@@ -52,6 +53,8 @@ class Share:
     def sampled(self) -> Share:
         """A few row groups, from the first to the last one."""
         count = len(self.row_groups)
+        if not count:
+            return self
         chosen = sorted({number * (count - 1) // _SAMPLED_GROUPS for number in range(_SAMPLED_GROUPS + 1)})
         return dataclasses.replace(self, row_groups=tuple(self.row_groups[each] for each in chosen))
 
@@ -96,7 +99,11 @@ def find_paths(patterns: Paths) -> list[str]:
             files = system.get_file_info(pa.fs.FileSelector(place))
         except OSError as error:
             raise InputProblem(f"{shown(pattern)}: {error}") from error
-        names = sorted(each.base_name for each in files if each.is_file and fnmatch.fnmatchcase(each.base_name, name))
+        names = sorted(
+            each.base_name
+            for each in files
+            if each.is_file and fnmatch.fnmatchcase(each.base_name, name) and not each.base_name.startswith(".")
+        )
         if not names:
             raise InputProblem(f"{shown(pattern)}: there are no such files")
         found += [f"{directory}/{each}" if directory else each for each in names]
@@ -172,7 +179,8 @@ def delete_other_parts(output: str, paths: Sequence[str]) -> None:
     system, place = _place(output)
     own = {path.rpartition("/")[2] for path in paths}
     for each in system.get_file_info(pa.fs.FileSelector(place)):
-        if each.is_file and re.fullmatch(r"part-\d{5,}\.parquet", each.base_name) and each.base_name not in own:
+        # those that begin with a dot are drafts of tasks that were killed
+        if each.is_file and _PART.fullmatch(each.base_name) and each.base_name not in own:
             system.delete_file(each.path)
 
 

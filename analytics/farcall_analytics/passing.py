@@ -17,12 +17,13 @@ import pyarrow.ipc
 
 from farcall_analytics.exchange import Written, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.shaper import open_storage
-from farcall_common.errors import ObjectGone, StoreFull, StoreUnavailable
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Part
 from farcall_common.objects.node_blocks import is_on_nodes
 from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")
+_TRIES: Final = 10
 _RUNNING: Final = "running"
 """A block that each job has in its first storage while it runs: the name of the run."""
 
@@ -52,14 +53,23 @@ class Way:
 
 def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
     """Begin a run of a job, or continue the one that is there; the storages with the name of the run behind that of the
-    job, so that nothing counts that another run has written. From now on tasks may write."""
+    job, so that nothing counts that another run has written. From now on tasks may write.
+
+    :raises ConfigurationError: if what is there is no run.
+    """
     own = uuid.uuid4().hex
     name = f"{ways[0].job}/{_RUNNING}"
     with open_storage(ways[0].url) as blocks:
-        while not blocks.create(name, [own.encode()]):
+        for _ in range(_TRIES):
+            if blocks.create(name, [own.encode()]):
+                break
             with contextlib.suppress(ObjectGone):  # that run has just ended
                 own = bytes(blocks.read(Part(name))).decode()
                 break
+        else:
+            own = ""
+    if not own:
+        raise ConfigurationError(f"{name} in the storage is no run of a job.", hint="Delete it, or take another name.")
     return tuple(dataclasses.replace(way, job=f"{way.job}/{own}") for way in ways)
 
 
@@ -132,12 +142,7 @@ def write_tables(ways: Sequence[Way], to: int, task: str, tables: Sequence[pa.Ta
     :raises ObjectGone: if the job has ended; nothing is left then.
     """
     pieces = [to_pieces(each, ways[to].codec) for each in tables]
-    try:
-        return write_pieces(ways, to, task, pieces, per_block=per_block)
-    except (StoreFull, StoreUnavailable):
-        if not to:
-            raise
-        return write_pieces(ways, 0, task, pieces, per_block=per_block)
+    return write_pieces(ways, to, task, pieces, per_block=per_block)
 
 
 def write_pieces(
@@ -149,7 +154,18 @@ def write_pieces(
     first: int = 0,
     per_block: int = 1,
 ) -> Written:
-    """Write the partitions of a task, from the number ``first`` on."""
+    """Write the partitions of a task, from the number ``first`` on; see :func:`write_tables`."""
+    try:
+        found = _write_to(ways, to, task, pieces, per_block=per_block)
+    except (StoreFull, StoreUnavailable):
+        if not to:
+            raise
+        to = 0
+        found = _write_to(ways, to, task, pieces, per_block=per_block)
+    return msgspec.structs.replace(found, first=first, storage=to)
+
+
+def _write_to(ways: Sequence[Way], to: int, task: str, pieces: Sequence[Sequence[Piece]], *, per_block: int) -> Written:
     way = ways[to]
     name = f"{way.job}/{task}"
     # of this run, not of the call: an executor may run a call twice, with rows in another order
@@ -167,8 +183,7 @@ def write_pieces(
             else:
                 blocks.delete_below(f"{name}/")
             raise
-        full_name = blocks.full_name(found.name)
-    return msgspec.structs.replace(found, name=full_name, first=first, storage=to)
+        return msgspec.structs.replace(found, name=blocks.full_name(found.name))
 
 
 def find_written(ways: Sequence[Way], to: int, task: str, partitions: int, *, first: int = 0) -> Written | None:

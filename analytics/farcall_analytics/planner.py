@@ -95,7 +95,7 @@ def choose(
     twice = dataclasses.replace(best.plan, parallel=2 * best.plan.parallel)
     with contextlib.suppress(Infeasible):
         if reason := why_slower(best.estimate, estimate(shuffle, twice, profile, input_tier=input_tier)):
-            refused[f"{name_of(twice)} with {twice.parallel} workers"] = reason
+            refused[f"faster with {twice.parallel} workers"] = reason
     return Choice(best, tuple(others), tuple(refused.items()))
 
 
@@ -103,7 +103,7 @@ def why_slower(found: Estimate, wide: Estimate) -> str:
     """Why a plan with more tasks does not help; nothing if it does."""
     if wide.seconds < found.seconds:
         return ""
-    return f"{number_text(wide.seconds)} s instead of {number_text(found.seconds)} s, limited by {wide.limited_by}"
+    return f"{wide.seconds:.3g} s, now {found.seconds:.3g} s, limited by {wide.limited_by}"
 
 
 def plans(shuffle: Shuffle, profile: Profile) -> Iterator[Plan]:

@@ -132,7 +132,7 @@ def profile_of(executor: Any, storage: str, fast_storage: str = "") -> Profile:
     if found is None or not found.has(list(names)):
         tiers = {name: dataclasses.replace(assumed_tier(url), name=name) for url, name in names.items()}
         note = "Nothing was measured here; these are assumptions: run `farcall analytics profile`."
-        return Profile(_WORKERS, tiers, ASSUMED_CODECS, error=_ASSUMED_ERROR, note=note)
+        return Profile(_WORKERS, tiers, ASSUMED_CODECS, error=_ASSUMED_ERROR, note=note, is_measured=False)
     if (nodes := found.tiers.get(_digest(SCHEME))) is not None:
         names[SCHEME] = nodes.name
     tiers = {name: dataclasses.replace(found.tiers[_digest(url)], name=name) for url, name in names.items()}

@@ -105,6 +105,7 @@ class Profile:
     :param codecs: that may be used.
     :param error: of predictions: what 90 % of measured stages differ by at most, as a part of the prediction.
     :param note: for those who read a plan: where the numbers come from.
+    :param is_measured: whether they were measured; else they are assumed.
     """
 
     workers: Workers
@@ -112,3 +113,4 @@ class Profile:
     codecs: tuple[Codec, ...] = (NO_CODEC,)
     error: float = 0.15
     note: str = ""
+    is_measured: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from typing import Any, Final
 
 from farcall_analytics.job_plans import Limits
 from farcall_analytics.model import Method
@@ -58,7 +58,7 @@ class Settings:
     :param objective: what the model looks for: the ``cheapest`` plan, or the ``fastest``.
     :param deadline_s: for the whole job, which the plan keeps in 95 % of cases. ``budget``: in dollars.
     :param tasks_per_call: that one call runs one after the other: while one computes, the next one reads, and the one
-        before it writes. None: up to 8, if there are so many more tasks than workers.
+        before it writes. None: up to 8, if workers were measured and there are so many more tasks.
     :param task_memory: bytes from which a task uses the disk.
     :param copies_after: the part of a stage after which tasks that still run are started once more; None: never.
     :param retries: of a task that failed for another reason than the query or its input.
@@ -104,8 +104,15 @@ class Settings:
                 raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
         if any(isinstance(value, float) for value in (self.partitions, self.most_partitions, self.tasks_per_call)):
             raise ConfigurationError("partitions, most_partitions, tasks_per_call: expected whole numbers.")
-        if self.retries < 0 or not (self.copies_after is None or 0 < self.copies_after <= 1):
-            raise ConfigurationError("retries: expected 0 or more; copies_after: a number between 0 and 1, or None.")
+        if self.task_memory is not None:
+            object.__setattr__(self, "task_memory", int(self.task_memory))
+        retries: Any = self.retries
+        part: Any = self.copies_after
+        is_part = part is None or (isinstance(part, (int, float)) and 0 < part <= 1)
+        if not (isinstance(retries, int) and retries >= 0 and is_part):
+            raise ConfigurationError(
+                "retries: expected a whole number from 0 on; copies_after: a number between 0 and 1, or None."
+            )
         if self.method in _NEEDS_MEMORY and not self.fast_storage:
             raise ConfigurationError(f"{self.method} needs memory.", hint="Set fast_storage='valkey://HOST:PORT/0'.")
         uses_nodes = self.method in ON_NODES

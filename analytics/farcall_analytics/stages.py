@@ -245,6 +245,8 @@ class _Planner:
 
         :param moved: reads them. ``rel``: reads what that reads.
         """
+        if not moved.width:
+            return  # rows are counted by a column that is not there any more
         [source] = moved.sources
         stage = self.stages[source.stage]
         fragment = self._functions.plan(rel, self._names(rel, f"c{stage.number}_"))
@@ -522,9 +524,11 @@ class _Planner:
         if read is None or len(keyed.sources) != 1 or not keyed.sources[0].table:
             return keyed.sources
         [source] = keyed.sources
-        schema = self._context.table(source.name).schema()
+        fields = self._context.table(source.name).schema()
         needed = [
-            name for number, name in enumerate(source.columns) if number in read or not schema.field(number).nullable
+            name
+            for number, (name, field) in enumerate(zip(source.columns, fields, strict=True))
+            if number in read or not field.nullable or pa.types.is_nested(field.type)
         ]
         return (source._replace(sampled=tuple(needed)),)
 

@@ -124,6 +124,7 @@ class Regroup(NamedTuple):
     ways: tuple[Way, ...]
     may_be_done: bool = False
     avoided: frozenset[str] = frozenset()
+    to: int = 0
 
 
 class Done(NamedTuple):
@@ -249,13 +250,13 @@ def regroup_task(task: Regroup) -> Done:
     """Put the bytes of each partition together; they are not decoded."""
     count = task.last - task.first
     if task.may_be_done:
-        found = find_written(task.ways, 0, task.name, count, first=task.first)
+        found = find_written(task.ways, task.to, task.name, count, first=task.first)
         if found is not None:
             return Done(found, 0, found.size, reused=True)
     started = time.monotonic()
     pieces = read_pieces(task.ways, task.written, task.first, task.last)
     read_at = time.monotonic()
-    written = write_pieces(task.ways, 0, task.name, pieces, first=task.first)
+    written = write_pieces(task.ways, task.to, task.name, pieces, first=task.first)
     return Done(written, 0, written.size, read_at - started, 0.0, time.monotonic() - read_at)
 
 
@@ -263,10 +264,13 @@ def regroup_task(task: Regroup) -> Done:
 def sample_task(task: Task) -> Done:
     """The keys of some rows of a task at random. Of files it reads a few row groups only."""
     assert task.exchange is not None
+    keys = task.exchange.keys
+    started = time.monotonic()
     tables = {each.name: _read(task, each, is_sample=True) for each in task.rows}
-    table = engine.run(task.fragment, _in_order(task, tables), task.schema, memory=task.memory)
-    keys = engine.sample(table, task.exchange.keys, task.sampled, task.seed)
-    return Done(None, 0, 0, sample=to_stream(keys))
+    read_at = time.monotonic()
+    found = engine.run(task.fragment, _in_order(task, tables), task.schema, memory=task.memory, only=keys)
+    chosen = engine.sample(found, range(len(keys)), task.sampled, task.seed)
+    return Done(None, 0, 0, read_at - started, time.monotonic() - read_at, sample=to_stream(chosen))
 
 
 def delete_task(url: str, prefixes: Sequence[str]) -> None:

@@ -21,7 +21,11 @@ def measure(*, quick: bool, repetitions: int = 1) -> Report:
         direct=direct.measure(1, **(_SMALL if quick else {})),
         experiments=experiments.measure(repetitions=repetitions, scale=0.1 if quick else 1.0),
         paper={"sorts": paper.predictions(), "wider": paper.wider()},
-        peers=peers.measure(records=100_000 if quick else peers.RECORDS, repetitions=repetitions),
+        peers=peers.measure(
+            records=100_000 if quick else peers.RECORDS,
+            repetitions=repetitions,
+            peers=peers.INSTALLED if quick else peers.PEERS,
+        ),
     )
 
 

@@ -50,6 +50,8 @@ PEERS: Final = {
     "Spark": ("spark", _SPARK),
 }
 """Environments, as :func:`~benchmarks.engine.environments.interpreter` has them, and programs."""
+INSTALLED: Final = {name: found for name, found in PEERS.items() if found[0] is None}
+"""Those that need no other environment."""
 
 
 def measure(

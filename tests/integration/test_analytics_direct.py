@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import farcall_analytics as fa
+from farcall_analytics import jobs
 from farcall_analytics.exchange import Written
 from farcall_analytics.tasks import Done, Regroup, Task, regroup_task, run_task
 from farcall_common.errors import ConfigurationError, ObjectGone
@@ -128,6 +129,42 @@ def test_a_merge_whose_blocks_are_lost_is_repeated(options: dict[str, Any], tmp_
     assert [each.repeats for each in outcome.stages] == [1, 0]
 
 
+class KilledExecutor:
+    """Its program is killed in front of the second task that merges, and other rows are lost."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._first: Future[Any] | None = None
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        if fn is not regroup_task:
+            return self._engine.submit(fn, *args)
+        if self._first is not None:
+            self._first.result()
+            self._engine.submit(lose_memory).result()
+            raise KeyboardInterrupt
+        self._first = self._engine.submit(fn, *args)
+        return self._first
+
+
+def test_a_continued_merge_does_not_mix_rows_of_two_programs(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = random_rows(2_000)
+    query = "select a, random() r from t order by r"  # the same task has other rows in each program
+    tables = {"t": files(tmp_path / "in", rows)}
+    own = {**options, "method": "merged", "partitions": 9}
+    killed = fa.sql(query, tables=tables, **{**own, "executor": KilledExecutor(options["executor"])})
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs._Job, "_delete", lambda _: None)
+        with pytest.raises(KeyboardInterrupt):
+            killed.write_parquet(str(tmp_path / "out"), job="nightly")
+    outcome = fa.sql(query, tables=tables, **own).write_parquet(str(tmp_path / "out"), job="nightly")
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert ordered(found.select(["a"])) == ordered(rows.select(["a"]))
+    assert found["r"].to_pylist() == sorted(found["r"].to_pylist())
+
+
 def test_rows_that_go_through_memory_are_those_of_the_oracle(options: dict[str, Any], tmp_path: Path) -> None:
     watched = WatchedExecutor(options["executor"])
     own = {**options, "executor": watched}
@@ -196,7 +233,8 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engin
 def own_options(engine: Engine, tmp_path: Path, loses: Callable[[], None] | None = None) -> dict[str, Any]:
     watched = WatchedExecutor(engine, loses=loses)
     storage = f"file://{tmp_path}/blocks"
-    return {"executor": watched, "storage": storage, "method": "direct", "share_bytes": 20_000, "partitions": 6}
+    own = {"executor": watched, "storage": storage, "method": "direct", "share_bytes": 20_000, "partitions": 6}
+    return {**own, "copies_after": None}  # with a copy of its first task, a node that is slow to begin gets no other
 
 
 def on_both(engine: Engine, directory: Path) -> list[tuple[str, str, list[str]]]:

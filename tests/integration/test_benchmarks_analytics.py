@@ -16,8 +16,11 @@ from farcall_analytics.shaper import Shape
 
 @pytest.mark.slow
 def test_experiments_are_measured_with_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (shaped, experiments, direct):
-        monkeypatch.setattr(module, "WORKERS", 3)
+    for module, count in ((shaped, 2), (experiments, 3), (direct, 2)):
+        monkeypatch.setattr(module, "WORKERS", count)
+    monkeypatch.setattr(experiments, "_STRAGGLERS", shaped.Point(60e6, 8, Method.COMBINED))
+    monkeypatch.setattr(experiments, "ROUND_PARTS", (1 / 20, 1 / 10))
+    monkeypatch.setattr(peers, "PARTITIONS", (4,))
     monkeypatch.setattr(experiments, "_QUERIED", Shape(latency_s=0.001))
     monkeypatch.setattr(experiments, "_NETWORK", 1_000.0)
     report = json.loads((RESULTS / "analytics.json").read_text())
@@ -28,7 +31,7 @@ def test_experiments_are_measured_with_little_work(tmp_path: Path, monkeypatch: 
     assert report["direct"]["times_as_fast"]["combined"] > 0
     report["experiments"] = experiments.measure(scale=0.02)
     report["paper"] = {"sorts": paper.predictions(), "wider": paper.wider()}
-    report["peers"] = peers.measure(records=10_000, repetitions=1)
+    report["peers"] = peers.measure(records=10_000, repetitions=1, peers=peers.INSTALLED)
     text = as_tables(report)
     assert "| 1 MB, 5 tasks, hybrid |" in text
     assert "| DuckDB |" in text

@@ -19,7 +19,7 @@ from farcall_analytics import passing
 from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
 from farcall_analytics.passing import Way
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
-from farcall_common.errors import ObjectGone, StoreBusy, StoreUnavailable
+from farcall_common.errors import ConfigurationError, ObjectGone, StoreBusy, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number
 from farcall_common.objects.pace import Pace
 from farcall_common.payload import Piece
@@ -185,6 +185,13 @@ def test_a_run_begins_although_another_one_has_just_ended(tmp_path: Path, monkey
         second = passing.begin_job(ways)
     assert second != first
     assert passing.begin_job(ways) == second
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "nightly").mkdir()
+    (tmp_path / "nightly" / "running").touch()
+    with pytest.raises(ConfigurationError, match="nightly/running in the storage is no run of a job"):
+        passing.begin_job([Way(f"file://{tmp_path}", job="nightly")])
 
 
 def test_a_run_is_continued_until_it_ends_and_nothing_of_it_counts_later(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from farcall_analytics.parquet import InputProblem, find_input, find_paths, read_share, write_table
+from farcall_analytics.parquet import InputProblem, delete_other_parts, find_input, find_paths, read_share, write_table
 from tests.support.analytics_data import files, random_rows
 
 
@@ -67,6 +67,15 @@ def test_a_file_is_written_whole_and_replaces_an_earlier_one(tmp_path: Path) -> 
         write_table(str(tmp_path / "x.parquet"), table)
         assert pq.read_table(tmp_path / "x.parquet").equals(table)
     assert [each.name for each in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_drafts_of_tasks_that_were_killed_are_deleted_and_not_read(tmp_path: Path) -> None:
+    write_table(str(tmp_path / "part-00000.parquet"), random_rows(10))
+    for name in (".part-00001.parquet-0123456789abcdef", "part-00001.parquet", ".other.parquet"):
+        (tmp_path / name).touch()
+    assert find_paths(f"{tmp_path}/*") == [f"{tmp_path}/part-00000.parquet", f"{tmp_path}/part-00001.parquet"]
+    delete_other_parts(str(tmp_path), [f"{tmp_path}/part-00000.parquet"])
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".other.parquet", "part-00000.parquet"]
 
 
 def test_attempts_that_write_a_file_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
