@@ -52,7 +52,8 @@ _FASTEST: Final = math.inf
 class Step(NamedTuple):
     """How the rows that a stage reads from others are exchanged.
 
-    :param partitions: its tasks. ``fast_bytes``: of a round of ``hybrid``. ``rounds``: how many there are.
+    :param partitions: its tasks. ``fast_bytes``: of memory for ``hybrid``. ``rounds``: how many there are;
+        ``pipelined``: two at the same time, in half the memory each.
     """
 
     method: Method = Method.COMBINED
@@ -60,6 +61,7 @@ class Step(NamedTuple):
     codec: str = NO_CODEC.name
     fast_bytes: float = 0.0
     rounds: int = 1
+    pipelined: bool = False
 
 
 class Facts(NamedTuple):
@@ -88,6 +90,7 @@ class Limits:
     partition_bytes: float | None = None
     most_partitions: int = 1_000
     fast_bytes: float | None = None
+    pipelined: bool | None = None
     tasks_per_call: int | None = None
     copies_after: float | None = None
     objective: Objective = "cheapest"
@@ -372,15 +375,20 @@ class JobPlanner:
             possible += [Method.DIRECT] if self._profile.workers.per_node == 1 else [Method.DIRECT, Method.MERGED]
         if limits.method is not None:
             possible = [limits.method]
-        methods: list[tuple[Method, float]] = []
+        methods: list[tuple[Method, float, bool]] = []
         for method in possible[:1] if is_small else possible:
+            if method is not Method.HYBRID:
+                methods.append((method, 0.0, False))
+                continue
             sizes = [limits.fast_bytes] if limits.fast_bytes else [max(1.0, part * size) for part in _ROUND_PARTS]
-            methods += [(method, each) for each in (sizes if method is Method.HYBRID else [0.0])]
-        for (method, fast_bytes), partitions, codec in itertools.product(
+            ways = [False, True] if limits.pipelined is None else [limits.pipelined]
+            methods += [(method, each, pipelined) for each, pipelined in itertools.product(sizes, ways)]
+        for (method, fast_bytes, pipelined), partitions, codec in itertools.product(
             methods, self._partitions(size), codecs[:1] if is_small else codecs
         ):
-            rounds = math.ceil(size * self._codec(codec).ratio / fast_bytes) if fast_bytes else 1
-            yield Step(method, partitions, codec, fast_bytes, max(1, rounds))
+            step = Step(method, partitions, codec, fast_bytes, pipelined=pipelined)
+            rounds = model.rounds_of(Shuffle(size), self._exchange(step)) if fast_bytes else 1
+            yield step._replace(rounds=rounds)
 
     def _partitions(self, size: float) -> Sequence[int]:
         limits, workers = self._limits, self._profile.workers
@@ -408,6 +416,7 @@ class JobPlanner:
             self._codec(step.codec),
             limits.copies_after,
             step.partitions,
+            step.pipelined,
         )
 
     def _codec(self, name: str) -> Codec:
@@ -451,7 +460,7 @@ class JobPlanner:
                 flat += phases[number]
             longest_s = max(seconds[number] for number in levels[depth])
             part = max(longest_s, load_s / profile.workers.most) / sum(each.seconds for each in own)
-            times += [_scaled(each, part) for each in own]
+            times += [model.scaled(each, part) for each in own]
         dollars = model.dollars_of(flat, times, profile, memory, stored)
         stages = tuple(
             StagePlan(
@@ -540,11 +549,6 @@ def _rank(weight: float) -> Callable[[float, float], tuple[float, float]]:
     return lambda seconds, dollars: (dollars + weight * seconds, seconds)
 
 
-def _scaled(time: PhaseTime, part: float) -> PhaseTime:
-    parts = {name: each * part for name, each in time.parts.items()}
-    return PhaseTime(time.name, time.seconds * part, time.low_s * part, time.high_s * part, parts, time.repeats)
-
-
 def _phase(stage: Stage) -> str:
     return f"stage {stage.number + 1}"
 
@@ -582,7 +586,8 @@ def _stage_row(stage: StagePlan) -> tuple[str, ...]:
     elif stage.step is None:
         source = "tables"
     else:
-        source = f"{stage.step.method}{'' if stage.step.codec == NO_CODEC.name else f', {stage.step.codec}'}"
+        codec = "" if stage.step.codec == NO_CODEC.name else f", {stage.step.codec}"
+        source = f"{stage.step.method}{', pipelined' if stage.step.pipelined else ''}{codec}"
     return (
         str(stage.number + 1),
         str(stage.tasks),

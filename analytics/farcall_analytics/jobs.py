@@ -339,10 +339,11 @@ class _Job:
         finally:
             self._losers += attempts.losers
             self._note_nodes(attempts.done)
-        report.rows += sum(each.rows for each in done)
-        report.size += sum(each.size for each in done)
-        report.reused += sum(each.reused for each in done)
-        report.busy_s += sum(each.busy_s for each in done)
+        with self._lock:  # rounds may be at the same time
+            report.rows += sum(each.rows for each in done)
+            report.size += sum(each.size for each in done)
+            report.reused += sum(each.reused for each in done)
+            report.busy_s += sum(each.busy_s for each in done)
         return done
 
     def _progress(self, name: str, done: int, tasks: int) -> None:
@@ -431,21 +432,36 @@ class _Job:
     ) -> tuple[list[Done], list[Written]]:
         """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
         storage."""
-        all_done: list[Done] = []
-        runs: list[Written] = []
-        for number, part in enumerate(_parts(tasks, step.rounds)):
-            for repeat in range(_REPEATS + 1):
+        count = 0
+
+        def run(numbered: tuple[int, Sequence[Task]]) -> tuple[list[Done], list[Written]]:
+            nonlocal count
+            number, part = numbered
+            for repeat in itertools.count():
                 try:
                     prefix = f"{report.number}-{self._generation(stage)}-r{number}-{repeat}"
-                    done, run_ = self._round(part, prefix, report, name)
+                    found = self._round(part, prefix, report, name)
                     break
                 except _LostRound:
                     if repeat == _REPEATS:
                         raise
-            all_done += done
-            runs += run_
-            self._progress(name, len(all_done), len(tasks))
-        return all_done, runs
+            with self._lock:
+                count += len(part)
+                self._progress(name, count, len(tasks))
+            return found
+
+        rounds = list(enumerate(_parts(tasks, step.rounds)))
+        with ThreadPoolExecutor(2 if step.pipelined else 1) as lanes:
+            futures = [lanes.submit(run, each) for each in rounds]
+            try:
+                found = [each.result() for each in futures]
+            except BaseException as error:
+                for each in futures:
+                    each.cancel()
+                if not isinstance(error, ObjectGone):  # else what they read is made once more
+                    self._stopped.set()
+                raise
+        return [each for done, _ in found for each in done], [each for _, written in found for each in written]
 
     def _round(
         self, tasks: Sequence[Task], prefix: str, report: StageReport, name: str

@@ -67,7 +67,8 @@ class Plan:
     :param tier: name of the storage; of ``hybrid`` and ``merged``: that of what is put together, beside ``fast_tier``,
         the memory, which others do not have.
     :param memory: of a worker. ``parallel``: workers at a time.
-    :param fast_bytes: of memory that a round of ``hybrid`` uses.
+    :param fast_bytes: of memory that ``hybrid`` uses: a round, or two of half the size at the same time if it is
+        ``pipelined``: while one is put together, the other one is written.
     :param copies_after: the part of a wave after which tasks that still run are started once more; None: never.
     :param partitions: tasks that combine; 0: so many that all workers have one, and that the data of each fits into its
         memory.
@@ -82,6 +83,7 @@ class Plan:
     codec: Codec = NO_CODEC
     copies_after: float | None = None
     partitions: int = 0
+    pipelined: bool = False
 
 
 class Transfer(NamedTuple):
@@ -105,7 +107,8 @@ class Phase:
     """So many tasks, of which some run at a time.
 
     :param repeats: how often all of it is done. ``paid``: workers that are paid, if they are more than run at a time:
-        those of the tasks of all repeats wait for one another.
+        those of the tasks of all repeats wait for one another. ``lanes``: repeats at the same time, each with the next
+        phase behind it.
     :param per_call: tasks that follow one another in a worker: while one computes, others read and write.
     """
 
@@ -117,6 +120,7 @@ class Phase:
     repeats: int = 1
     per_call: int = 1
     paid: int = 0
+    lanes: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +159,14 @@ class Legs(NamedTuple):
     """What a method adds to the tasks on both sides of an exchange.
 
     :param written: by those that partition, in each round. ``read``: by those that combine.
-    :param between: what is done between them, as often as there are rounds.
+    :param between: what is done between them, as often as there are rounds. ``lanes``: see :class:`Phase`.
     """
 
     written: Transfer
     read: Transfer
     between: tuple[Phase, ...] = ()
     rounds: int = 1
+    lanes: int = 1
 
 
 def partitions_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
@@ -177,7 +182,11 @@ def writers_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
 
 def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
     """Of a hybrid exchange."""
-    return max(1, math.ceil(shuffle.size * plan.codec.ratio / plan.fast_bytes))
+    return max(1, math.ceil(shuffle.size * plan.codec.ratio * _lanes(plan) / plan.fast_bytes))
+
+
+def _lanes(plan: Plan) -> int:
+    return 2 if plan.pipelined else 1
 
 
 def legs_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> Legs:
@@ -235,7 +244,7 @@ def in_rounds(
     own = tuple(Transfer(tier, requests / rounds, size / rounds, out) for tier, requests, size, out in transfers)
     parts = tuple(Work(size / rounds, rate) for size, rate in work)
     paid = min(parallel, each * rounds)
-    return Phase(name, each, min(parallel, each), (*own, legs.written), parts, rounds, paid=paid)
+    return Phase(name, each, min(parallel, each), (*own, legs.written), parts, rounds, paid=paid, lanes=legs.lanes)
 
 
 def partition_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
@@ -294,7 +303,7 @@ def _in_groups(groups: int, first: str, writers: int, partitions: int, moved: fl
 
 
 def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
-    rounds = min(writers, max(1, math.ceil(moved / plan.fast_bytes)))
+    rounds = min(writers, max(1, math.ceil(moved * _lanes(plan) / plan.fast_bytes)))
     own, size = math.ceil(writers / rounds), moved / rounds
     parts = runs_of(own, partitions)
     regroup = Phase(
@@ -313,6 +322,7 @@ def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers)
         Transfer(plan.tier, partitions * rounds, moved, is_write=False),
         (regroup,),
         rounds,
+        _lanes(plan),
     )
 
 
@@ -364,9 +374,42 @@ def times_of(
     :param memory: of a worker. ``stored``: bytes that there is room for in a storage.
     :param starts: whether workers start before the first one.
     """
-    return [
+    times = [
         _time(each, profile, memory, stored, copies_after, is_first=starts and each is phases[0]) for each in phases
     ]
+    for place, phase in enumerate(phases):
+        if phase.lanes > 1:
+            both = slice(place, place + 2)
+            times[both] = _in_lanes(phases[both], times[both], profile, stored)
+    return times
+
+
+def _in_lanes(
+    phases: Sequence[Phase], times: Sequence[PhaseTime], profile: Profile, stored: Mapping[str, float]
+) -> list[PhaseTime]:
+    """What two phases take whose repeats are done by several lanes: as long as a lane, the workers, or the storage that
+    has most to do."""
+    total_s = sum(each.seconds - each.parts["worker start"] for each in times)
+    worked_s = sum(phase.at_a_time * time.seconds for phase, time in zip(phases, times, strict=True))
+    served_s: dict[tuple[str, bool], float] = {}
+    for phase, transfer in ((each, own) for each in phases for own in each.transfers):
+        tier = profile.tiers[transfer.tier]
+        own_s = max(transfer.size / _shared(transfer, tier, stored), transfer.requests / _rate(transfer, tier))
+        direction = transfer.tier, transfer.is_write
+        served_s[direction] = served_s.get(direction, 0.0) + phase.repeats * own_s
+    busy_s = max(total_s / phases[0].lanes, worked_s / max(each.paid for each in phases), *served_s.values())
+    part = min(1.0, busy_s / total_s) if total_s else 1.0
+    return [scaled(each, part, kept_s=each.parts["worker start"]) for each in times]
+
+
+def scaled(time: PhaseTime, part: float, *, kept_s: float = 0.0) -> PhaseTime:
+    """A part of what a phase takes, but for some seconds of it."""
+
+    def found(seconds: float) -> float:
+        return kept_s + (seconds - kept_s) * part
+
+    parts = {name: each * part for name, each in time.parts.items()}
+    return PhaseTime(time.name, found(time.seconds), found(time.low_s), found(time.high_s), parts, time.repeats)
 
 
 def sum_of(times: Sequence[PhaseTime], dollars: float, profile: Profile) -> Estimate:
@@ -415,9 +458,8 @@ def _time(
     own_s = 0.0  # for which the bandwidth of workers is the limit
     for transfer in phase.transfers:
         tier = profile.tiers[transfer.tier]
-        room = stored.get(transfer.tier, math.inf)
         bandwidth = (tier.write_bytes_per_s if transfer.is_write else tier.read_bytes_per_s).at(memory)
-        shared = min(tier.total_bytes_per_s, (room or math.inf) * tier.bytes_per_s_of_byte)
+        shared = _shared(transfer, tier, stored)
         bytes_s = transfer.size / min(at_a_time * bandwidth, shared)
         requests_s = _requests_s(transfer, tier, phase.tasks, waves)
         directions_s[transfer.is_write] += max(requests_s, bytes_s)
@@ -458,10 +500,20 @@ def _time(
 def _requests_s(transfer: Transfer, tier: Tier, tasks: int, waves: int) -> float:
     """Seconds for the requests: as many as the storage answers, or one after the other in each task. A task that has
     written asks whether its job still runs."""
-    rates = tier.writes_per_s if transfer.is_write else tier.reads_per_s
     in_turn = math.ceil(transfer.requests / tasks / _REQUESTS_AT_A_TIME) + transfer.is_write
-    size = max(1.0, transfer.size / transfer.requests)
-    return max(transfer.requests / rates.at(size), waves * in_turn * tier.latency_s)
+    return max(transfer.requests / _rate(transfer, tier), waves * in_turn * tier.latency_s)
+
+
+def _rate(transfer: Transfer, tier: Tier) -> float:
+    """Requests per second, of their size, that a storage answers."""
+    rates = tier.writes_per_s if transfer.is_write else tier.reads_per_s
+    return rates.at(max(1.0, transfer.size / transfer.requests))
+
+
+def _shared(transfer: Transfer, tier: Tier, stored: Mapping[str, float]) -> float:
+    """Bytes per second of all workers together, with room for so many bytes."""
+    room = stored.get(transfer.tier, math.inf)
+    return min(tier.total_bytes_per_s, (room or math.inf) * tier.bytes_per_s_of_byte)
 
 
 def dollars_of(

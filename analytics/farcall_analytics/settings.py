@@ -48,7 +48,9 @@ class Settings:
         ``node:BYTES`` if the blocks on a node are to take so many at most. What has no room there goes to ``storage``.
     :param method: of all exchanges: ``slow``, ``combined``, ``two-level``, ``fast``, ``hybrid``, ``direct`` or
         ``merged``. None: the model chooses, for each of them.
-    :param fast_bytes: of a round of ``hybrid``; None: the model chooses.
+    :param fast_bytes: of memory for ``hybrid``; None: the model chooses.
+    :param pipelined: whether two rounds of ``hybrid`` are done at the same time, in half of that memory each; None: the
+        model chooses.
     :param codec: of blocks: ``none``, ``lz4`` or ``zstd``; None: the model chooses.
     :param compression: of the files that are written: ``none``, ``snappy``, ``gzip``, ``lz4`` or ``zstd``.
     :param share_bytes: of a file that one task reads, about.
@@ -71,6 +73,7 @@ class Settings:
     fast_storage: str = dataclasses.field(default="", repr=False)
     method: str | None = None
     fast_bytes: float | None = None
+    pipelined: bool | None = None
     codec: str | None = None
     compression: str = "snappy"
     share_bytes: float = 64e6
@@ -138,6 +141,7 @@ class Settings:
             partition_bytes=self.partition_bytes,
             most_partitions=self.most_partitions,
             fast_bytes=self.fast_bytes,
+            pipelined=self.pipelined,
             tasks_per_call=self.tasks_per_call,
             copies_after=self.copies_after,
             objective=self.objective,

@@ -25,6 +25,9 @@ ROUND_PARTS: Final = (0.02, 0.025, 1 / 30, 0.05)
 _NETWORK: Final = 4.0
 """Bytes per second that each byte of that memory has: nodes with more of it have more networks."""
 _ROUNDS: Final = Point(50e6, 50, Method.HYBRID)
+_PIPELINED: Final = Point(60e6, 100, Method.HYBRID)
+_PIPELINED_PART: Final = 0.1
+"""Of the data, which the memory holds: as much as some more tasks write than there are workers."""
 _STRAGGLERS: Final = Point(60e6, 32, Method.COMBINED)
 _STRAGGLED: Final = dataclasses.replace(EVEN, worker_read_bytes=2e6, worker_written_bytes=2e6)
 _OVERLAP: Final = Point(320e6, 32, Method.COMBINED)
@@ -49,6 +52,7 @@ def measure(*, repetitions: int = 1, scale: float = 1.0) -> dict[str, Any]:
         bench = Bench(Path(directory))
         return {
             "rounds": _rounds(bench, scaled(_ROUNDS), repetitions),
+            "pipelined": _pipelined(bench, scaled(_PIPELINED), repetitions),
             "stragglers": _stragglers(bench, scaled(_STRAGGLERS), repetitions),
             "overlap": _overlap(bench, scaled(_OVERLAP), repetitions),
             "parallel": _parallel(bench, _SMALL * scale, repetitions),
@@ -69,6 +73,17 @@ def _rounds(bench: Bench, point: Point, repetitions: int) -> list[dict[str, Any]
         ]
         found.append({"part": part, "seconds": seconds})
         print(f"rounds of {part:.1%}: {seconds[0]:.2f} s", flush=True)
+    return found
+
+
+def _pipelined(bench: Bench, point: Point, repetitions: int) -> dict[str, list[float]]:
+    """Seconds of the stages if rounds follow one another, and if two of half the size are done at the same time."""
+    found: dict[str, list[float]] = {"one after the other": [], "at the same time": []}
+    own: dict[str, Any] = {"slow": EVEN, "fast_bytes": _PIPELINED_PART * point.size, "partitions": WORKERS}
+    for _ in range(repetitions):
+        for name, pipelined in (("one after the other", False), ("at the same time", True)):
+            found[name].append(bench.run(point, pipelined=pipelined, **own).stages_s)
+    print(f"rounds at the same time: {found}", flush=True)
     return found
 
 

@@ -124,6 +124,7 @@ class Bench:
             "partitions": point.parts,
             "copies_after": None,
             "tasks_per_call": 1,
+            "pipelined": False,
             **options,
         }
         workers = workers or WORKERS

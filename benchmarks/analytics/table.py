@@ -72,6 +72,7 @@ def _goals(report: Report) -> list[Sequence[str]]:
     straggler = _median(own["stragglers"]["one"]) / _median(own["stragglers"]["none"])
     alone = _median(own["stragglers"]["one, no copies"]) / _median(own["stragglers"]["none"])
     overlap = _median(own["overlap"]["at the same time"]) / _median(own["overlap"]["apart"]) - 1
+    rounds = _median(own["pipelined"]["at the same time"]) / _median(own["pipelined"]["one after the other"]) - 1
     few, many = own["parallel"].values()
     ratio = min(direct["times_as_fast"].values())
     cost = _median(direct["dollars"]["direct"]) / min(
@@ -122,6 +123,7 @@ def _goals(report: Report) -> list[Sequence[str]]:
             f"{_ELASTIC:.0%} for the better one",
             min(elastic.values()) <= _ELASTIC,
         ),
+        ("rounds of a hybrid exchange at the same time, to one after the other", f"{rounds:+.0%}", "", ""),
         goal_row("reading and writing while computing", f"{overlap:+.0%}", f"{_OVERLAP:.0%}", overlap <= _OVERLAP),
         goal_row(
             f"one worker with an eighth of the bandwidth (without copies: {alone:.2f} x)",

@@ -18,6 +18,7 @@ from farcall_analytics.shaper import Shape
 def test_experiments_are_measured_with_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, count in ((shaped, 2), (experiments, 3), (direct, 2)):
         monkeypatch.setattr(module, "WORKERS", count)
+    monkeypatch.setattr(experiments, "_PIPELINED", shaped.Point(60e6, 12, Method.HYBRID))
     monkeypatch.setattr(experiments, "_STRAGGLERS", shaped.Point(60e6, 8, Method.COMBINED))
     monkeypatch.setattr(experiments, "ROUND_PARTS", (1 / 20, 1 / 10))
     monkeypatch.setattr(peers, "PARTITIONS", (4,))

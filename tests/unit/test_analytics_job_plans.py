@@ -116,9 +116,13 @@ def test_a_deadline_and_a_budget_are_those_of_the_whole_job(query: Query) -> Non
 
 
 def test_what_the_user_has_set_is_not_chosen(query: Query) -> None:
-    limits = dataclasses.replace(LIMITS, method=Method.HYBRID, partitions=7, codec="lz4", fast_bytes=2 * GB)
+    limits = dataclasses.replace(
+        LIMITS, method=Method.HYBRID, partitions=7, codec="lz4", fast_bytes=2 * GB, pipelined=False
+    )
     found = steps(planner(query, limits).plan())
     assert found == [Step(Method.HYBRID, 7, "lz4", 2 * GB, rounds) for rounds in (12, 6)], "40 and 20 GB, compressed"
+    pipelined = steps(planner(query, dataclasses.replace(limits, pipelined=True)).plan())
+    assert [(each.pipelined, each.rounds) for each in pipelined] == [(True, 24), (True, 12)]
     by_size = planner(query, dataclasses.replace(LIMITS, partition_bytes=5 * GB)).plan()
     assert [each.partitions for each in steps(by_size)] == [8, 4]
     few = planner(query, dataclasses.replace(LIMITS, most_partitions=3)).plan()

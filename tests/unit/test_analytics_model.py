@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_analytics.curves import Curve, Slowdowns, constant, last_end
-from farcall_analytics.model import Infeasible, Method, Plan, Shuffle, Transfer, estimate, phases_of, rounds_of
+from farcall_analytics.model import (
+    Infeasible,
+    Method,
+    Plan,
+    Shuffle,
+    Transfer,
+    estimate,
+    phases_of,
+    rounds_of,
+    stored_by,
+)
 from farcall_analytics.prices import LAMBDA_2018, LAMBDA_2026, REDIS_2018, S3_2018, S3_2026
 from farcall_analytics.profiles import Codec, Profile, Tier, Workers
 
@@ -34,6 +44,7 @@ METHODS = st.sampled_from(
         Plan(Method.TWO_LEVEL, "S3", GB, 40),
         Plan(Method.FAST, "Redis", GB, 40),
         Plan(Method.HYBRID, "S3", GB, 40, "Redis", 5 * GB),
+        Plan(Method.HYBRID, "S3", GB, 40, "Redis", 5 * GB, pipelined=True),
         Plan(Method.MERGED, "S3", GB, 40, "Redis"),
     ]
 )
@@ -178,6 +189,23 @@ def test_a_hybrid_exchange_reads_each_range_of_each_run_once() -> None:
     read, fast = partition.transfers
     assert (read.size, fast.tier, fast.requests, fast.size) == (20 * GB, "Redis", 400, 20 * GB)
     assert [(each.tier, each.is_write) for each in combine.transfers] == [("Redis", False), ("S3", True)]
+
+
+def test_rounds_at_the_same_time_have_half_the_memory_each_and_overlap() -> None:
+    shuffle = Shuffle(100 * GB)
+    barrier = Plan(Method.HYBRID, "S3", GB, 10, "Redis", 20 * GB)
+    pipelined = dataclasses.replace(barrier, pipelined=True)
+    assert (rounds_of(shuffle, barrier), rounds_of(shuffle, pipelined)) == (5, 10)
+    assert stored_by(shuffle, pipelined) == stored_by(shuffle, barrier)
+    redis = dataclasses.replace(LOCUS.tiers["Redis"], bytes_per_s_of_byte=float("inf"))
+    profile = dataclasses.replace(LOCUS, tiers={**LOCUS.tiers, "Redis": redis})
+    for parallel, least, most in ((10, 0.9, 1.1), (400, 0.4, 0.75)):
+        one, other = (
+            estimate(shuffle, dataclasses.replace(each, parallel=parallel, partitions=100), profile).phases[:2]
+            for each in (dataclasses.replace(barrier, memory=GB), dataclasses.replace(pipelined, memory=GB))
+        )
+        ratio = sum(each.seconds for each in other) / sum(each.seconds for each in one)
+        assert least <= ratio <= most, f"{parallel} workers"
 
 
 @given(METHODS, st.floats(1 * MB, 50 * GB), st.floats(0.0, 50 * GB), st.floats(0.0, 50 * GB))

@@ -367,6 +367,92 @@ def test_each_method_of_exchange_gives_the_same_rows(
         assert list(blocks.names("")) == []
 
 
+class PeakBlocks(WrappedBlocks):
+    """Notes the most bytes that blocks of tasks had at a time in a memory."""
+
+    lock = threading.Lock()
+    sizes: ClassVar[dict[str, int]] = {}
+    most = 0
+
+    def create(self, name: str, pieces: Sequence[Piece]) -> bool:
+        with self.lock:
+            self.sizes[name] = 0 if name.endswith("committed") else sum(map(len, pieces))
+            type(self).most = max(self.most, sum(self.sizes.values()))
+        return super().create(name, pieces)
+
+    def delete_below(self, prefix: str) -> None:
+        super().delete_below(prefix)
+        with self.lock:
+            for name in [each for each in self.sizes if each.startswith(prefix)]:
+                del self.sizes[name]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_rounds_at_the_same_time_give_the_same_rows_within_the_memory(
+    executor: ThreadPoolExecutor,
+    options: dict[str, Any],
+    tmp_path: Path,
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fails: bool,
+) -> None:
+    table = random_rows(3000, different=500)
+    fast_bytes = 60_000.0
+    peaks: dict[bool, int] = {}
+    for pipelined in (False, True):
+        monkeypatch.setattr(PeakBlocks, "sizes", {})
+        monkeypatch.setattr(PeakBlocks, "most", 0)
+        monkeypatch.setattr(
+            "farcall_analytics.passing.open_storage",
+            lambda url: PeakBlocks(open_blocks(url)) if url == memory else open_blocks(url),
+        )
+        own: Any = {**options, "partitions": 7, "method": "hybrid", "fast_storage": memory, "codec": "none"}
+        own |= {"executor": FailingExecutor(executor, commits=True)} if fails else {}
+        source = fa.read_parquet(
+            files(tmp_path / "in", table), **own, fast_bytes=fast_bytes, pipelined=pipelined, tasks_per_call=1
+        )
+        outcome = source.sort("a", "c").write_parquet(str(tmp_path / f"out-{pipelined}"))
+        found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+        assert found.equals(oracle("select * from t order by a, c", t=table))
+        assert fails or outcome.stages[0].rows == 3000
+        [step] = [each.step for each in outcome.plan.stages if each.step]
+        assert (step.pipelined, step.rounds > 1) == (pipelined, True)
+        peaks[pipelined] = PeakBlocks.most
+        assert f"hybrid{', pipelined' if pipelined else ''}" in outcome.plan.explain()
+    assert 0 < peaks[True] <= 1.5 * peaks[False], "not twice the memory"
+
+
+def test_a_round_that_is_lost_beside_another_one_is_made_once_more(
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Forgetful, "lost", set())
+    monkeypatch.setattr("farcall_analytics.passing.open_storage", lambda url: Forgetful(open_blocks(url), "0-3/"))
+    table = random_rows(2000, different=500)
+    own: Any = {"method": "hybrid", "fast_storage": memory, "fast_bytes": 10_000.0, "pipelined": True}
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, **own)
+    found = source.group_by("a").agg(n=fa.count()).to_arrow()
+    assert ordered(found) == ordered(oracle("select a, count(*) n from t group by a", t=table))
+    assert Forgetful.lost
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_rounds_begin_again_when_what_they_read_is_lost(
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, pipelined: bool
+) -> None:
+    """The second exchange reads what the first one has left in the storage, of which a part is lost."""
+    monkeypatch.setattr(Forgetful, "lost", set())
+    monkeypatch.setattr(
+        "farcall_analytics.passing.open_storage",
+        lambda url: Forgetful(open_blocks(url), "/0-0-r[01]-0-") if url != memory else open_blocks(url),
+    )
+    table = random_rows(2000, different=500)
+    own: Any = {"method": "hybrid", "fast_storage": memory, "fast_bytes": 10_000.0, "pipelined": pipelined}
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, **own)
+    found = source.group_by("a").agg(n=fa.count()).sort("n", "a").to_arrow()
+    assert found.equals(oracle("select a, count(*) n from t group by a order by n, a", t=table))
+    assert Forgetful.lost
+
+
 @pytest.mark.parametrize("method", ["combined", "slow", "two-level"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_tasks_that_follow_one_another_in_a_call_give_the_same_rows(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.analytics.peers import PEERS
 from benchmarks.engine.systems import SYSTEMS
 from benchmarks.engine.table import as_tables, goals, undisturbed
 from benchmarks.graphs.driver import SYSTEMS as GRAPH_SYSTEMS
@@ -52,5 +53,5 @@ def test_each_peer_has_a_requirements_file() -> None:
     from pathlib import Path
 
     folder = Path(__file__).parents[2] / "benchmarks" / "engine" / "peers"
-    peers = {peer for peer, _ in (*SYSTEMS.values(), *GRAPH_SYSTEMS.values()) if peer}
+    peers = {peer for peer, _ in (*SYSTEMS.values(), *GRAPH_SYSTEMS.values(), *PEERS.values()) if peer}
     assert {f"{peer}.txt" for peer in peers} == {path.name for path in folder.iterdir()}
