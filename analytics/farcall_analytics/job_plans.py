@@ -455,7 +455,10 @@ class JobPlanner:
                     starts=not flat,
                 )
                 seconds[number] = sum(each.seconds for each in found)
-                load_s += sum(time.seconds * phase.at_a_time for phase, time in zip(phases[number], found, strict=True))
+                load_s += sum(
+                    time.seconds * (phase.paid if phase.lanes > 1 else phase.at_a_time)
+                    for phase, time in zip(phases[number], found, strict=True)
+                )
                 own += found
                 flat += phases[number]
             longest_s = max(seconds[number] for number in levels[depth])

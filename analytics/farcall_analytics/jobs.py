@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from typing import Final, TypeVar
 
 import msgspec
@@ -151,6 +151,7 @@ class _Job:
     ) -> None:
         self.reports = {each.number: StageReport(each.number) for each in query.stages}
         self.paths: list[str] = []
+        self._again = dict.fromkeys(self.reports, 0)  # how often a stage was repeated for others
         self._losers: list[Future[Done]] = []
         self._nodes: set[str] = set()  # in whose memory tasks may have written
         self._executor = executor
@@ -221,9 +222,10 @@ class _Job:
             try:
                 return self._run_once(stage)
             except ObjectGone:
-                if not sources or any(self.reports[each.number].repeats >= _REPEATS for each in sources):
+                if not sources or any(self._again[each.number] >= _REPEATS for each in sources):
                     raise
                 for each in sources:
+                    self._again[each.number] += 1
                     self.reports[each.number].repeats += 1
                     before = [self._query.stages[source.stage] for source in each.sources if not source.table]
                     self._run_again(each, before)
@@ -451,9 +453,13 @@ class _Job:
             return found
 
         rounds = list(enumerate(_parts(tasks, step.rounds)))
-        with ThreadPoolExecutor(2 if step.pipelined else 1) as lanes:
-            futures = [lanes.submit(run, each) for each in rounds]
+        futures: list[Future[tuple[list[Done], list[Written]]]] = []
+        with ThreadPoolExecutor(2 if step.pipelined and step.rounds <= len(tasks) else 1) as lanes:
             try:
+                futures += [lanes.submit(run, each) for each in rounds]
+                wait(futures, return_when=FIRST_EXCEPTION)
+                for failed in (each for each in futures if each.done() and each.exception()):
+                    failed.result()
                 found = [each.result() for each in futures]
             except BaseException as error:
                 for each in futures:
@@ -477,7 +483,9 @@ class _Job:
             if len(run_) == len(kept):
                 report.reused += len(tasks)
                 return [Done(None, 0, 0, reused=True) for _ in tasks], run_
-            # a part of it may be of other rows than these tasks write
+            for end in ("/", "-"):
+                delete_blocks(self._ways, f"{prefix}{end}")
+            # what was put together may be of other rows than these tasks write
             prefix = f"{prefix}-{self._program}"
         to = self._memory(is_on_nodes=False)
         own = [task._replace(name=f"{prefix}/{task.name}", to=to, per_block=per_block) for task in tasks]
@@ -510,11 +518,17 @@ class _Job:
 
     def _tasks(self, stage: Stage) -> list[Task]:
         behind = self._step_behind(stage)
+        name = f"{stage.number}-{self._generation(stage)}"
+        if read := sorted(
+            each.name for source in stage.sources if not source.table for each in self._written[source.stage]
+        ):
+            # what an earlier program has made of other blocks does not count
+            name += f"-{hashlib.sha256(repr(read).encode()).hexdigest()[:8]}"
         with self._lock:
             count = self._planner.tasks(stage)
         tasks = [
             Task(
-                name=f"{stage.number}-{self._generation(stage)}-{number}",
+                name=f"{name}-{number}",
                 seed=stage.number * 1_000_003 + number,
                 fragment=stage.fragment,
                 schema=stage.schema,

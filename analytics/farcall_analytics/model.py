@@ -390,14 +390,18 @@ def _in_lanes(
     """What two phases take whose repeats are done by several lanes: as long as a lane, the workers, or the storage that
     has most to do."""
     total_s = sum(each.seconds - each.parts["worker start"] for each in times)
-    worked_s = sum(phase.at_a_time * time.seconds for phase, time in zip(phases, times, strict=True))
+    worked_s = sum(
+        phase.at_a_time * (time.seconds - time.parts["worker start"]) for phase, time in zip(phases, times, strict=True)
+    )
     served_s: dict[tuple[str, bool], float] = {}
     for phase, transfer in ((each, own) for each in phases for own in each.transfers):
         tier = profile.tiers[transfer.tier]
         own_s = max(transfer.size / _shared(transfer, tier, stored), transfer.requests / _rate(transfer, tier))
         direction = transfer.tier, transfer.is_write
         served_s[direction] = served_s.get(direction, 0.0) + phase.repeats * own_s
-    busy_s = max(total_s / phases[0].lanes, worked_s / max(each.paid for each in phases), *served_s.values())
+    repeats, lanes = phases[0].repeats, phases[0].lanes
+    lane_s = total_s * math.ceil(repeats / lanes) / repeats
+    busy_s = max(lane_s, worked_s / max(each.paid for each in phases), *served_s.values())
     part = min(1.0, busy_s / total_s) if total_s else 1.0
     return [scaled(each, part, kept_s=each.parts["worker start"]) for each in times]
 

@@ -105,6 +105,8 @@ class Settings:
             value = getattr(self, name)
             if not (value is None or (isinstance(value, (int, float)) and value > 0)):
                 raise ConfigurationError(f"{name}: expected a number above 0, got {value!r}.")
+        if self.pipelined not in (None, True, False):
+            raise ConfigurationError(f"pipelined: expected True, False or None, got {self.pipelined!r}.")
         if any(isinstance(value, float) for value in (self.partitions, self.most_partitions, self.tasks_per_call)):
             raise ConfigurationError("partitions, most_partitions, tasks_per_call: expected whole numbers.")
         if self.task_memory is not None:

@@ -541,20 +541,84 @@ def test_what_a_tree_has_lost_is_made_once_more_without_the_memory(
 
 
 class KilledExecutor:
-    """Its program is killed in front of the second task that puts together what others have written."""
+    """Its program is killed in front of the second one of some tasks, once the first one has ended."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, function: Any = tasks.regroup_task, name: str = "") -> None:
         self._pool = pool
+        self._function = function
+        self._name = name
         self._first: Future[Any] | None = None
+        self._lock = threading.Lock()
 
     def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
-        if fn is not tasks.regroup_task:
+        if fn is not self._function or not args[0].name.startswith(self._name):
             return self._pool.submit(fn, *args)
-        if self._first is not None:
-            self._first.result()
-            raise KeyboardInterrupt
-        self._first = self._pool.submit(fn, *args)
-        return self._first
+        with self._lock:
+            if self._first is not None:
+                self._first.result()
+                raise KeyboardInterrupt
+            self._first = self._pool.submit(fn, *args)
+            return self._first
+
+
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_tasks_do_not_count_that_have_read_what_another_program_has_put_together(
+    executor: ThreadPoolExecutor,
+    options: dict[str, Any],
+    tmp_path: Path,
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    pipelined: bool,
+) -> None:
+    groups = "select r, count(*) c from (select a, random() r from t) group by r"
+    query = f"select count(*) n, sum(c) m from ({groups})"  # each row is a group, whose task differs in each program
+    tables = {"t": files(tmp_path / "in", random_rows(2000), count=6)}
+    own: Any = {**options, "method": "hybrid", "fast_storage": memory, "fast_bytes": 10_000.0, "pipelined": pipelined}
+    for killed in (KilledExecutor(executor), KilledExecutor(executor, tasks.run_task, "1-")):
+        with monkeypatch.context() as patched:
+            patched.setattr(jobs._Job, "_delete", lambda _: None)
+            dataset = fa.sql(query, tables=tables, **{**own, "executor": killed})
+            with pytest.raises(KeyboardInterrupt):
+                dataset.write_parquet(str(tmp_path / "out"), job="nightly")
+    outcome = fa.sql(query, tables=tables, **own).write_parquet(str(tmp_path / "out"), job="nightly")
+    found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
+    assert found.to_pylist() == [{"n": 2000, "m": 2000}]
+    with open_blocks(memory) as blocks:
+        assert list(blocks.names("")) == []
+
+
+class FlushingExecutor:
+    """Its memory is lost once, when two rounds have written into it."""
+
+    def __init__(self, pool: ThreadPoolExecutor, memory: str) -> None:
+        self._pool = pool
+        self._memory = memory
+        self._rounds: set[str] = set()
+        self._lock = threading.Lock()
+        self.flushed = False
+
+    def submit(self, fn: Any, /, *args: Any) -> Future[Any]:
+        if fn is tasks.regroup_task:
+            with self._lock:
+                self._rounds.add(args[0].name.rpartition("-")[0])
+                if len(self._rounds) > 1 and not self.flushed:
+                    self.flushed = True
+                    with open_blocks(self._memory) as blocks:
+                        blocks.delete(list(blocks.names("")))
+        return self._pool.submit(fn, *args)
+
+
+def test_rounds_and_what_all_tasks_read_may_be_lost_together(
+    executor: ThreadPoolExecutor, options: dict[str, Any], tmp_path: Path, memory: str
+) -> None:
+    large, small = random_rows(2000, different=500), random_rows(50, seed=3, different=500)
+    tables = {"t": files(tmp_path / "t", large), "s": files(tmp_path / "s", small)}
+    query = "select g.a, g.n, s.c from (select a, count(*) n from t group by a) g join s on g.a = s.a"
+    flushing = FlushingExecutor(executor, memory)
+    own: Any = {"method": "hybrid", "fast_storage": memory, "fast_bytes": 10_000.0, "pipelined": True}
+    found = fa.sql(query, tables=tables, **{**options, **own, "executor": flushing}).to_arrow()
+    assert ordered(found) == ordered(oracle(query, t=large, s=small))
+    assert flushing.flushed
 
 
 @pytest.mark.parametrize("method", ["hybrid", "two-level"])
@@ -1072,6 +1136,7 @@ def test_settings_that_cannot_be_are_refused(
     for name, value in (
         ("retries", -1),
         ("copies_after", 2.0),
+        ("pipelined", "no"),
         ("share_bytes", 0),
         ("partitions", 0),
         ("partitions", 1.5),
