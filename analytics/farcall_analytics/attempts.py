@@ -57,7 +57,7 @@ class Attempts:
     :param copies_after: the part of the tasks after which others that still run are started once more; None: never.
     :param retries: of a task that failed.
     :param report: where retries and copies are counted.
-    :param progress: called with the number of tasks that are done.
+    :param progress: called with the number of tasks that have ended since the last call.
     :param stopped: is set when the tasks are not wanted any more.
     """
 
@@ -103,8 +103,6 @@ class Attempts:
                 for future in finished:
                     if future in self._running:
                         self._finish(future)
-                if finished:
-                    self._progress(sum(_size(each.task) for each in self._all if each.done is not None))
                 self._start_copies()
         finally:
             left = [future for future in self._running if not future.cancel()]
@@ -135,6 +133,7 @@ class Attempts:
         if error is None:
             attempts.done = future.result()
             self._ended.append(time.monotonic())
+            self._progress(_size(attempts.task))
             for other in attempts.futures:
                 if self._running.pop(other, None) is not None and not other.cancel():
                     self.losers.append(other)

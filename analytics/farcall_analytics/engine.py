@@ -72,7 +72,7 @@ def run(
         frame = context.create_dataframe_from_logical_plan(logical)
         if only is not None:
             schema = pa.schema([schema.field(number) for number in only])
-            frame = frame.select(*(column(schema.field(number).name) for number in range(len(schema))))
+            frame = frame.select(*map(column, schema.names))
         return frame.to_arrow_table().cast(schema)
 
 

@@ -120,7 +120,7 @@ class Dataset:
         """
         keys = _flat(keys)
         self._check([each for each in keys if isinstance(each, str)])
-        downs = [descending] * len(keys) if isinstance(descending, bool) else list(descending)
+        downs = [descending] * len(keys) if isinstance(descending, bool) else _booleans(descending)
         if not keys:
             raise QueryProblem("a sort needs keys")
         if len(downs) != len(keys):
@@ -369,6 +369,12 @@ def _query_errors() -> Iterator[None]:
         yield
     except Exception as error:  # PyO3 has no narrower class
         raise QueryProblem(str(error).removeprefix("DataFusion error: ")) from error
+
+
+def _booleans(values: Any) -> list[bool]:
+    """The values, if all are booleans."""
+    is_list = isinstance(values, Sequence) and all(isinstance(each, bool) for each in values)
+    return list(values) if is_list else []
 
 
 def _flat(keys: Sequence[Key | Sequence[Key]]) -> tuple[Key, ...]:

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from typing import Final, TypeVar
 
 import msgspec
@@ -28,7 +28,7 @@ from farcall_analytics.attempts import GRACE_S, Attempts, Executor
 from farcall_analytics.bars import Progress
 from farcall_analytics.exchange import Written
 from farcall_analytics.job_plans import FAN_IN, JobPlan, JobPlanner, Step, is_divided
-from farcall_analytics.model import Method, runs_of, square_root
+from farcall_analytics.model import Method, lanes_of, runs_of, square_root
 from farcall_analytics.parquet import Input, delete_other_parts
 from farcall_analytics.passing import (
     Way,
@@ -162,6 +162,7 @@ class _Job:
         self._planner = planner
         self._ways = ways
         self._shown = progress
+        self._ended: dict[str, int] = {}  # tasks, by what people see of them
         self._has_memory = len(ways) > 2  # beside the first one and that of nodes
         self._program = uuid.uuid4().hex[:8]  # differs in one that continues the job
         self._has_name = False
@@ -240,6 +241,7 @@ class _Job:
             tasks = [task._replace(bounds=bounds) for task in tasks]
             report.sampled_s += time.monotonic() - started
         name = self._name(stage.number)
+        self._ended[name] = 0
         self._progress(name, 0, len(tasks))
         if stage.exchange is None or tasks[0].partitions == 1:
             if self._is_read_by_all(stage) and self._has_memory and not report.repeats:
@@ -317,14 +319,21 @@ class _Job:
         *,
         of: int = 0,
     ) -> list[Done]:
+        """Run tasks.
+
+        :param name: for people. ``of``: how many there are with those of other rounds, which count, too.
+        """
         size = self._planner.tasks_per_call(len(tasks)) if function is run_task else 1
         units: Sequence[Task | Chain | Regroup] = tasks
         if size > 1:
             function = run_chain
             units = [Chain(own[0].name, tuple(own)) for own in _parts(tasks, math.ceil(len(tasks) / size))]  # type: ignore[arg-type]
 
-        def progress(count: int) -> None:
-            self._progress(name, count, of or len(tasks))
+        if not of:
+            self._ended[name] = 0
+
+        def progress(more: int) -> None:
+            self._progress(name, more, of or len(tasks))
 
         attempts = Attempts(
             self._executor,
@@ -348,9 +357,11 @@ class _Job:
             report.busy_s += sum(each.busy_s for each in done)
         return done
 
-    def _progress(self, name: str, done: int, tasks: int) -> None:
+    def _progress(self, name: str, more: int, tasks: int) -> None:
+        """So many more tasks have ended; those of a round that is repeated count again."""
         with self._lock:
-            self._shown(name, done, tasks)
+            self._ended[name] = min(self._ended.get(name, 0) + more, tasks)
+            self._shown(name, self._ended[name], tasks)
 
     def _name(self, number: int) -> str:
         """Of a stage, for people."""
@@ -417,7 +428,7 @@ class _Job:
             written = _written(done)
             nodes: dict[str, list[Written]] = {}
             for each in written:
-                if to and each.storage == to:
+                if each.storage:
                     nodes.setdefault(node_of(each.name), []).append(each)
             groups = {f"{prefix}-{number}": group for number, group in enumerate(nodes.values())}
             try:
@@ -427,46 +438,38 @@ class _Job:
                 report.rows, report.size = 0, 0
                 continue
             self._delete_on_nodes(f"{prefix}/")
-            return done, [*(each for each in written if each.storage != to or not to), *merged]
+            return done, [*(each for each in written if not each.storage), *merged]
 
     def _in_rounds(
         self, stage: Stage, tasks: list[Task], step: Step, report: StageReport, name: str
     ) -> tuple[list[Done], list[Written]]:
         """Run tasks in rounds, whose rows go through the memory; what each round has made of them goes to the other
         storage."""
-        count = 0
 
-        def run(numbered: tuple[int, Sequence[Task]]) -> tuple[list[Done], list[Written]]:
-            nonlocal count
-            number, part = numbered
+        def run(number: int, part: Sequence[Task]) -> tuple[list[Done], list[Written]]:
             for repeat in itertools.count():
                 try:
                     prefix = f"{report.number}-{self._generation(stage)}-r{number}-{repeat}"
-                    found = self._round(part, prefix, report, name)
-                    break
+                    return self._round(part, prefix, report, name)
                 except _LostRound:
                     if repeat == _REPEATS:
                         raise
-            with self._lock:
-                count += len(part)
-                self._progress(name, count, len(tasks))
-            return found
+            raise AssertionError
 
-        rounds = list(enumerate(_parts(tasks, step.rounds)))
+        self._ended[f"{name}, regroup"] = 0
         futures: list[Future[tuple[list[Done], list[Written]]]] = []
-        with ThreadPoolExecutor(2 if step.pipelined and step.rounds <= len(tasks) else 1) as lanes:
+        with ThreadPoolExecutor(lanes_of(step.rounds, len(tasks), pipelined=step.pipelined)) as lanes:
             try:
-                futures += [lanes.submit(run, each) for each in rounds]
-                wait(futures, return_when=FIRST_EXCEPTION)
-                for failed in (each for each in futures if each.done() and each.exception()):
-                    failed.result()
-                found = [each.result() for each in futures]
+                futures += [lanes.submit(run, *each) for each in enumerate(_parts(tasks, step.rounds))]
+                for each in as_completed(futures):
+                    each.result()  # what fails is seen at once
             except BaseException as error:
                 for each in futures:
                     each.cancel()
                 if not isinstance(error, ObjectGone):  # else what they read is made once more
                     self._stopped.set()
                 raise
+        found = [each.result() for each in futures]
         return [each for done, _ in found for each in done], [each for _, written in found for each in written]
 
     def _round(
@@ -482,6 +485,7 @@ class _Job:
             run_ = [each for each in kept if each is not None]
             if len(run_) == len(kept):
                 report.reused += len(tasks)
+                self._progress(name, len(tasks), report.tasks)
                 return [Done(None, 0, 0, reused=True) for _ in tasks], run_
             for end in ("/", "-"):
                 delete_blocks(self._ways, f"{prefix}{end}")
@@ -492,7 +496,8 @@ class _Job:
         done = self._attempt(run_task, own, report, name, of=report.tasks)
         try:
             regroups = self._regroups(prefix, _written(done), count, per_block)
-            regrouped = self._attempt(regroup_task, regroups, report, f"{name}, regroup")
+            of = len(regroups) * math.ceil(report.tasks / len(tasks))
+            regrouped = self._attempt(regroup_task, regroups, report, f"{name}, regroup", of=of)
         except ObjectGone as error:
             report.repeats += 1
             raise _LostRound(str(error)) from error
@@ -526,6 +531,7 @@ class _Job:
             name += f"-{hashlib.sha256(repr(read).encode()).hexdigest()[:8]}"
         with self._lock:
             count = self._planner.tasks(stage)
+        memory = self._settings.task_memory
         tasks = [
             Task(
                 name=f"{name}-{number}",
@@ -536,7 +542,7 @@ class _Job:
                 exchange=stage.exchange,
                 ways=self._ways_of(behind),
                 partitions=behind.partitions,
-                memory=self._settings.task_memory,
+                memory=None if memory is None else int(memory),
                 may_be_done=self._may_be_done,
             )
             for number in range(count)

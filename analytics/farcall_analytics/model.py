@@ -182,11 +182,16 @@ def writers_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
 
 def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
     """Of a hybrid exchange."""
-    return max(1, math.ceil(shuffle.size * plan.codec.ratio * _lanes(plan) / plan.fast_bytes))
+    return _rounds_of(shuffle.size * plan.codec.ratio, plan)
 
 
-def _lanes(plan: Plan) -> int:
-    return 2 if plan.pipelined else 1
+def _rounds_of(moved: float, plan: Plan) -> int:
+    return max(1, math.ceil(moved * (2 if plan.pipelined else 1) / plan.fast_bytes))
+
+
+def lanes_of(rounds: int, writers: int, *, pipelined: bool) -> int:
+    """How many rounds of a hybrid exchange are done at the same time: one, if a task alone is larger than a round."""
+    return 2 if pipelined and rounds <= writers else 1
 
 
 def legs_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> Legs:
@@ -303,7 +308,8 @@ def _in_groups(groups: int, first: str, writers: int, partitions: int, moved: fl
 
 
 def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers) -> Legs:
-    rounds = min(writers, max(1, math.ceil(moved * _lanes(plan) / plan.fast_bytes)))
+    wanted = _rounds_of(moved, plan)
+    rounds = min(writers, wanted)
     own, size = math.ceil(writers / rounds), moved / rounds
     parts = runs_of(own, partitions)
     regroup = Phase(
@@ -322,7 +328,7 @@ def _hybrid(writers: int, partitions: int, moved: float, plan: Plan, _: Workers)
         Transfer(plan.tier, partitions * rounds, moved, is_write=False),
         (regroup,),
         rounds,
-        _lanes(plan),
+        lanes_of(wanted, writers, pipelined=plan.pipelined),
     )
 
 
@@ -403,16 +409,17 @@ def _in_lanes(
     lane_s = total_s * math.ceil(repeats / lanes) / repeats
     busy_s = max(lane_s, worked_s / max(each.paid for each in phases), *served_s.values())
     part = min(1.0, busy_s / total_s) if total_s else 1.0
-    return [scaled(each, part, kept_s=each.parts["worker start"]) for each in times]
+    return [scaled(each, part, but="worker start") for each in times]
 
 
-def scaled(time: PhaseTime, part: float, *, kept_s: float = 0.0) -> PhaseTime:
-    """A part of what a phase takes, but for some seconds of it."""
+def scaled(time: PhaseTime, part: float, *, but: str = "") -> PhaseTime:
+    """A part of what a phase takes, but for one of its parts, which stays whole."""
+    kept_s = time.parts.get(but, 0.0)
 
     def found(seconds: float) -> float:
         return kept_s + (seconds - kept_s) * part
 
-    parts = {name: each * part for name, each in time.parts.items()}
+    parts = {name: each if name == but else each * part for name, each in time.parts.items()}
     return PhaseTime(time.name, found(time.seconds), found(time.low_s), found(time.high_s), parts, time.repeats)
 
 

@@ -136,7 +136,6 @@ def read_share(share: Share, columns: Sequence[str] | None = None, *, only: Sequ
     """The rows of a share.
 
     :param only: those of the columns that are read; others are null.
-
     :raises InputProblem: if the file has changed, or is damaged.
     """
     if _version(share.path) != share.version:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import itertools
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -24,6 +25,7 @@ from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")
 _TRIES: Final = 10
+_RUN: Final = re.compile(r"[0-9a-f]{32}")
 _RUNNING: Final = "running"
 """A block that each job has in its first storage while it runs: the name of the run."""
 
@@ -64,11 +66,11 @@ def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
             if blocks.create(name, [own.encode()]):
                 break
             with contextlib.suppress(ObjectGone):  # that run has just ended
-                own = bytes(blocks.read(Part(name))).decode()
+                own = bytes(blocks.read(Part(name))).decode(errors="replace")
                 break
         else:
             own = ""
-    if not own:
+    if not _RUN.fullmatch(own):
         raise ConfigurationError(f"{name} in the storage is no run of a job.", hint="Delete it, or take another name.")
     return tuple(dataclasses.replace(way, job=f"{way.job}/{own}") for way in ways)
 

@@ -26,6 +26,8 @@ METHODS: Final = (
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
 ON_NODES: Final = {Method.DIRECT, Method.MERGED}
 """Those that use the memory of nodes."""
+_LEAST_MEMORY: Final = 10_000
+"""Of a task; with a few bytes DataFusion does not end."""
 _MORE_THAN_NOTHING: Final = (
     "partitions",
     "most_partitions",
@@ -81,7 +83,7 @@ class Settings:
     partitions: int | None = None
     most_partitions: int = 1_000
     tasks_per_call: int | None = None
-    task_memory: int | None = None
+    task_memory: float | None = None
     copies_after: float | None = 0.75
     retries: int = 2
     objective: Objective = "cheapest"
@@ -109,8 +111,8 @@ class Settings:
             raise ConfigurationError(f"pipelined: expected True, False or None, got {self.pipelined!r}.")
         if any(isinstance(value, float) for value in (self.partitions, self.most_partitions, self.tasks_per_call)):
             raise ConfigurationError("partitions, most_partitions, tasks_per_call: expected whole numbers.")
-        if self.task_memory is not None:
-            object.__setattr__(self, "task_memory", int(self.task_memory))
+        if self.task_memory is not None and self.task_memory < _LEAST_MEMORY:
+            raise ConfigurationError(f"task_memory: expected {_LEAST_MEMORY:,} bytes at least.")
         retries: Any = self.retries
         part: Any = self.copies_after
         is_part = part is None or (isinstance(part, (int, float)) and 0 < part <= 1)

@@ -206,12 +206,17 @@ def test_rounds_at_the_same_time_have_half_the_memory_each_and_overlap() -> None
         )
         ratio = sum(each.seconds for each in other) / sum(each.seconds for each in one)
         assert least <= ratio <= most, f"{parallel} workers"
-    few = Shuffle(3 * GB, writers=3)  # as many rounds as tasks
-    seconds = [
-        sum(each.seconds for each in estimate(few, each, profile).phases[:2])
-        for each in (dataclasses.replace(plan, fast_bytes=GB, parallel=400) for plan in (barrier, pipelined))
-    ]
-    assert seconds[1] == pytest.approx(seconds[0] * 2 / 3)
+    few = Shuffle(3 * GB, writers=3)
+    one_lane, two_lanes, too_large = (
+        sum(each.seconds for each in estimate(few, dataclasses.replace(plan, parallel=400), profile).phases[:2])
+        for plan in (
+            dataclasses.replace(barrier, fast_bytes=GB),
+            dataclasses.replace(pipelined, fast_bytes=2 * GB),
+            dataclasses.replace(pipelined, fast_bytes=GB),
+        )
+    )
+    assert two_lanes == pytest.approx(one_lane * 2 / 3), "three rounds in two lanes"
+    assert too_large == pytest.approx(one_lane), "a task alone is larger than half of the memory"
 
 
 @given(METHODS, st.floats(1 * MB, 50 * GB), st.floats(0.0, 50 * GB), st.floats(0.0, 50 * GB))

@@ -389,12 +389,7 @@ class PeakBlocks(WrappedBlocks):
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_rounds_at_the_same_time_give_the_same_rows_within_the_memory(
-    executor: ThreadPoolExecutor,
-    options: dict[str, Any],
-    tmp_path: Path,
-    memory: str,
-    monkeypatch: pytest.MonkeyPatch,
-    fails: bool,
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     table = random_rows(3000, different=500)
     fast_bytes = 60_000.0
@@ -407,11 +402,17 @@ def test_rounds_at_the_same_time_give_the_same_rows_within_the_memory(
             lambda url: PeakBlocks(open_blocks(url)) if url == memory else open_blocks(url),
         )
         own: Any = {**options, "partitions": 7, "method": "hybrid", "fast_storage": memory, "codec": "none"}
-        own |= {"executor": FailingExecutor(executor, commits=True)} if fails else {}
+        own |= {"executor": FailingExecutor(options["executor"], commits=True)} if fails else {}
         source = fa.read_parquet(
             files(tmp_path / "in", table), **own, fast_bytes=fast_bytes, pipelined=pipelined, tasks_per_call=1
         )
-        outcome = source.sort("a", "c").write_parquet(str(tmp_path / f"out-{pipelined}"))
+        seen: dict[str, list[tuple[int, int]]] = {}
+
+        def progress(name: str, done: int, of: int, seen: dict[str, list[tuple[int, int]]] = seen) -> None:
+            seen.setdefault(name, []).append((done, of))
+
+        outcome = source.sort("a", "c").write_parquet(str(tmp_path / f"out-{pipelined}"), progress=progress)
+        assert all(counts == sorted(counts) and counts[-1][0] == counts[-1][1] for counts in seen.values())
         found = pa.concat_tables([pq.read_table(path) for path in outcome.paths])
         assert found.equals(oracle("select * from t order by a, c", t=table))
         assert fails or outcome.stages[0].rows == 3000
@@ -563,18 +564,14 @@ class KilledExecutor:
 
 @pytest.mark.parametrize("pipelined", [True, False])
 def test_tasks_do_not_count_that_have_read_what_another_program_has_put_together(
-    executor: ThreadPoolExecutor,
-    options: dict[str, Any],
-    tmp_path: Path,
-    memory: str,
-    monkeypatch: pytest.MonkeyPatch,
-    pipelined: bool,
+    options: dict[str, Any], tmp_path: Path, memory: str, monkeypatch: pytest.MonkeyPatch, pipelined: bool
 ) -> None:
     groups = "select r, count(*) c from (select a, random() r from t) group by r"
     query = f"select count(*) n, sum(c) m from ({groups})"  # each row is a group, whose task differs in each program
     tables = {"t": files(tmp_path / "in", random_rows(2000), count=6)}
     own: Any = {**options, "method": "hybrid", "fast_storage": memory, "fast_bytes": 10_000.0, "pipelined": pipelined}
-    for killed in (KilledExecutor(executor), KilledExecutor(executor, tasks.run_task, "1-")):
+    pool = options["executor"]
+    for killed in (KilledExecutor(pool), KilledExecutor(pool, tasks.run_task, "1-")):
         with monkeypatch.context() as patched:
             patched.setattr(jobs._Job, "_delete", lambda _: None)
             dataset = fa.sql(query, tables=tables, **{**own, "executor": killed})
@@ -1142,6 +1139,7 @@ def test_settings_that_cannot_be_are_refused(
         ("partitions", 1.5),
         ("partition_bytes", -1),
         ("task_memory", "much"),
+        ("task_memory", 1),
     ):
         with pytest.raises(ConfigurationError, match=name):
             fa.from_arrow(table, **{**options, name: value}).to_arrow()
