@@ -92,6 +92,11 @@ def own_children() -> set[int]:
     return _listed_children(pid) if _LISTS_CHILDREN else children_of(pid, read_processes())
 
 
+def children(pid: int) -> set[int]:
+    """The children of a process, zombies included; fewer than there are while some of them end."""
+    return _listed_children(pid) if _LISTS_CHILDREN else children_of(pid, read_processes())
+
+
 def descendants(roots: Collection[int], processes: Mapping[int, Process]) -> set[int]:
     """All descendants of any of these, without the roots."""
     lines = ((pid, ancestry(pid, processes)) for pid in processes if pid not in roots)

@@ -17,6 +17,7 @@ import pytest
 
 from farcall_endpoint.isolation import bubblewrap, landlock
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
 
 ATTACKER = "018f0000-0000-7000-8000-00000000000a"
@@ -27,7 +28,7 @@ SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "hush",
     "SSH_AUTH_SOCK": "hush",
 }
-MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
+MISSING = {"landlock": landlock.missing_alone(), "bubblewrap": bubblewrap.missing()}
 LEVELS = [
     pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
     for level in ("none", "process", "landlock", "bubblewrap")
@@ -41,7 +42,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         for name, value in SECRETS.items():
             environment.setenv(name, value)
         home = tmp_path_factory.mktemp("home")
-        with running_endpoint(home, workers=1, engine={"isolation": request.param}) as endpoint:
+        with running_endpoint(home, workers=1, engine={"isolation": request.param}, ordinary=True) as endpoint:
             wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
             yield endpoint
 
@@ -323,8 +324,6 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     import pathlib
     import socket
 
-    from farcall_endpoint.worker import runner
-
     libc = ctypes.CDLL(None, use_errno=True)
 
     def trace(process: int) -> None:
@@ -367,7 +366,8 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "write any file of the endpoint": lambda: any_of(targets["files"], os.O_WRONLY),
         "read a file of another submitter": lambda: opened(targets["note"], os.O_RDONLY),
         "read a file of the owner": lambda: opened(targets["file"], os.O_RDONLY),
-        "patch the runner": lambda: opened(str(runner.__file__), os.O_WRONLY),
+        "write code that tasks import": lambda: opened(targets["code"], os.O_WRONLY),
+        "change the mode of code that tasks import": lambda: pathlib.Path(targets["code"]).chmod(0o600),
         "list shared memory": lambda: listed(targets["shared memory"]),
         "read shared memory by its name": lambda: opened(targets["shared memory"], os.O_RDONLY),
         "read a terminal": lambda: opened(targets["terminal"], os.O_RDWR | os.O_NOCTTY),
@@ -395,13 +395,8 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     return answer
 
 
-UNRULED = {
-    *("connect to a socket by its path", "change the mode of a file", "change the times of a file"),
-    "read shared memory by its name",
-}
-"""What Landlock has no rule for, or is allowed."""
-SCOPED = {"signal the agent", "signal the manager", "signal a worker", "connect to an abstract socket"}
-"""What it has rules for from Linux 6.12 on."""
+PERMITTED = {"read shared memory by its name"}
+"""Attacks that succeed with Landlock: programs need shared memory by its name."""
 HIDDEN = {
     *("read the environment of the agent", "read the environment of the manager"),
     *("trace the agent", "trace the manager"),
@@ -411,20 +406,28 @@ HIDDEN = {
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Attacker and victim run at the same time. docs/security.md has this table."""
+    """Attacker and victim run at the same time."""
     home = tmp_path_factory.mktemp("home")
     file = home / "of-the-owner"
     file.write_text("private")
+    code = home / "packages" / "module.py"
+    code.parent.mkdir()
+    code.write_text("")
     controller, terminal = os.openpty()
     with (
         os.fdopen(controller, "rb", buffering=0),
         os.fdopen(terminal, "rb", buffering=0),
-        running_endpoint(home, workers=2, engine={"isolation": level}) as endpoint,
+        running_endpoint(
+            home, workers=2, engine={"isolation": level, "readable_paths": [str(code.parent)]}, ordinary=True
+        ) as endpoint,
         socket.create_server(str(home / "socket"), family=socket.AF_UNIX),
         socket.socket(socket.AF_UNIX) as abstract,
         tempfile.NamedTemporaryFile(prefix="farcall-test-", dir="/dev/shm") as memory,
     ):
         name = f"farcall-test-{os.getpid()}-{level}"
+        if os.geteuid() == 0:
+            for path in (str(home / "socket"), os.ttyname(terminal), memory.name):
+                os.chown(path, USER, USER)
         abstract.bind(f"\0{name}")
         abstract.listen()
         waiting = endpoint.cloud.submit(wait_with_a_file, submitter=VICTIM)
@@ -452,6 +455,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             "file": str(file),
             "socket": str(home / "socket"),
             "shared memory": memory.name,
+            "code": str(code),
             "terminal": os.ttyname(terminal),
             "abstract": name,
         }
@@ -462,12 +466,12 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         outcomes = ended.value
         endpoint.cloud.cancel(waiting)
     possible = {name for name, outcome in outcomes.items() if outcome == "done"}
-    old_landlock = bool(MISSING["landlock"]) or landlockpy.abi_version() < 6
+    without_landlock = bool(landlock.missing()) or landlockpy.abi_version() < 6
     expected = {
         "none": outcomes.keys() - HIDDEN,
         "process": outcomes.keys() - HIDDEN,
-        "landlock": UNRULED | (SCOPED if old_landlock else set()),
-        "bubblewrap": {"connect to an abstract socket"} if old_landlock else set(),
+        "landlock": PERMITTED,
+        "bubblewrap": {"connect to an abstract socket"} if without_landlock else set(),
     }
     assert possible == expected[level], outcomes
 
@@ -555,7 +559,9 @@ def test_auto_is_the_best_level_of_the_node(tmp_path: Path) -> None:
 
 def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_path: Path) -> None:
     """Until the owner accepts less. A module in the way of Landlock's stands for an old kernel."""
-    (tmp_path / "landlockpy.py").write_text(
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "landlockpy.py").write_text(
         "import enum\n"
         "class AccessFS(enum.IntFlag):\n"
         "    READ_FILE = WRITE_FILE = READ_DIR = EXECUTE = IOCTL_DEV = TRUNCATE = MAKE_REG = REMOVE_FILE = 1\n"
@@ -564,12 +570,12 @@ def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_pa
         "class Scope: pass\n"
         "def abi_version(): return 0\n"
     )
-    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
-    (tmp_path / "bwrap").chmod(0o755)
+    (home / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
+    (home / "bwrap").chmod(0o755)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(tmp_path))
-        environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-        with running_endpoint(tmp_path / "home", workers=1, engine={"isolation": "auto"}) as endpoint:
+        environment.setenv("PYTHONPATH", str(home))
+        environment.setenv("PATH", str(home), prepend=os.pathsep)
+        with running_endpoint(home, workers=1, engine={"isolation": "auto"}, ordinary=True) as endpoint:
             assert endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth")).value == "the truth"
             wait_until(lambda: endpoint.directory.read_status().get("isolation"))
             error = endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth", submitter=ATTACKER)).error

@@ -299,7 +299,7 @@ ALL_WELL: dict[str, Any] = {
     "namespaces_of_forks": "",
     "without_forks": {"bubblewrap": "", "docker": "not there", "podman": ""},
     "bubblewrap_isolation": "",
-    "landlock": "",
+    "refused_submitters": "",
     "cgroups": ["/sys/fs/cgroup/me"],
     "cpu_shares": {"cgroup v2": "cgroup.subtree_control: Device or resource busy", "cgroup v1": "", "autogroup": ""},
     "uv_index": "",
@@ -335,7 +335,7 @@ def test_what_is_done_instead_is_reported() -> None:
         bubblewrap_isolation="bwrap: no"
     )
     assert "tasks of other submitters are refused: bwrap: no; Landlock: no" in said(
-        bubblewrap_isolation="bwrap: no", landlock="Landlock: no"
+        bubblewrap_isolation="bwrap: no", refused_submitters="bwrap: no; Landlock: no"
     )
     fresh = "forks of templates cannot have namespaces of their own here, so each worker in a container is a fresh one"
     assert f"{fresh}: {bare}" in said(namespaces_of_forks=bare)

@@ -153,8 +153,10 @@ def test_confined_processes_do_their_work_and_reach_nothing_else(tmp_path: Path)
 def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what a node lacks."""
 
-    def lacks(*, landlock_missing: str = "", bubblewrap_missing: str = "") -> None:
+    def lacks(*, landlock_missing: str = "", bubblewrap_missing: str = "", is_root: bool = False) -> None:
         monkeypatch.setattr(landlock, "missing", lambda: landlock_missing)
+        monkeypatch.setattr(landlock, "missing_alone", lambda: landlock_missing)
+        monkeypatch.setattr(os, "geteuid", lambda: 0 if is_root else 1000)
         monkeypatch.setattr(bubblewrap, "missing", lambda: bubblewrap_missing)
 
     return lacks
@@ -176,6 +178,15 @@ def test_a_node_without_either_refuses_others_and_says_what_it_lacks(node: Calla
     assert found.refusal == "not installed; an old kernel"
     for level in (Isolation.NONE, Isolation.PROCESS):
         assert best_of(level) == NodeIsolation(level), "the owner accepts it"
+
+
+def test_an_endpoint_of_root_refuses_others_below_bubblewrap(node: Callable[..., None]) -> None:
+    node(is_root=True)
+    assert not best_of(Isolation.AUTO).refusal
+    for level in (Isolation.NONE, Isolation.PROCESS, Isolation.LANDLOCK):
+        assert "runs as root" in best_of(level).refusal
+    node(is_root=True, bubblewrap_missing="not installed")
+    assert best_of(Isolation.AUTO).refusal.endswith("; not installed")
 
 
 def test_a_level_that_the_owner_asks_for_is_used_or_refused(node: Callable[..., None]) -> None:

@@ -17,7 +17,7 @@ from farcall_endpoint.environments import cgroups
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.uv import index_command
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation import Isolation, best_of, bubblewrap
 from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.worker import namespaces
 
@@ -44,7 +44,7 @@ def environments(environ: Mapping[str, str], *, index_url: str, with_network: bo
         "namespaces_of_forks": lambda: _words([sys.executable, "-P", "-c", _TRY_NAMESPACES], environ),
         "bubblewrap_isolation": bubblewrap.missing,
         "without_forks": lambda: {name: without_forks(name, confined=False) for name in RUNNERS},
-        "landlock": landlock.missing,
+        "refused_submitters": lambda: best_of(Isolation.AUTO).refusal,
         "cgroups": lambda: [str(each.path) for each in cgroups.writable_hierarchies()],
         "cpu_shares": _cpu_shares,
         "kernel": lambda: {name: _setting(name) for name in _KERNEL},
@@ -79,10 +79,10 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     isolation = facts["bubblewrap_isolation"]
     if not isolation:
         found.append((True, "workers of other submitters see their own files only (bubblewrap)"))
-    elif not facts["landlock"]:
+    elif not facts["refused_submitters"]:
         found.append((None, f"workers of other submitters are confined by Landlock only: {isolation}"))
     else:
-        found.append((None, f"tasks of other submitters are refused: {isolation}; {facts['landlock']}"))
+        found.append((None, f"tasks of other submitters are refused: {facts['refused_submitters']}"))
     if reason := facts["namespaces_of_forks"]:
         instead = "so each worker in a container is a fresh one"
         found.append((None, f"forks of templates cannot have namespaces of their own here, {instead}: {reason}"))

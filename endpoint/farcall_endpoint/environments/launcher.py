@@ -11,6 +11,7 @@ Nothing here waits: :class:`EnvironmentLauncher` has a descriptor to watch.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -47,6 +48,7 @@ from farcall_endpoint.environments.templates import (
     template_key,
     variables_of_template,
 )
+from farcall_endpoint.isolation.keyring import start_apart
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import Boot, Descriptors
 
@@ -315,15 +317,8 @@ class EnvironmentLauncher:
                 command = [*wanted.confine((prepared.bundle, str(directory)), prepared.image, place), *command]
             if stop is not None:
                 self._preparer.order(preparation.Started(name, tuple(stop)))
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log.writer,
-                stderr=log.writer,
-                cwd="/",
-                env=dict(wanted.variables),
-                start_new_session=True,
-            )
+            spawn = functools.partial(_spawn, command, output=log.writer, variables=wanted.variables)
+            process = start_apart(spawn) if wanted.private_root else spawn()
         except BaseException as error:
             if listener is not None:
                 listener.close()
@@ -398,7 +393,8 @@ class EnvironmentLauncher:
         ):
             return
         try:
-            process, connection = start_template(command, variables=boot.variables)
+            start = functools.partial(start_template, command, variables=boot.variables, user_packages=not submitter)
+            process, connection = start_apart(start) if submitter else start()
         except OSError as error:
             self._pool.not_started(key, str(error), now=time.monotonic())
             return
@@ -637,6 +633,18 @@ class EnvironmentLauncher:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             keep_latest(directory.glob("*.log"), _MOST_LOGS - 1)
         return directory / f"{environment.key}-{name}.log"
+
+
+def _spawn(command: Sequence[str], *, output: int, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd="/",
+        env=dict(variables),
+        start_new_session=True,
+    )
 
 
 def cache_directory(settings: EnvironmentSettings) -> Path:

@@ -602,18 +602,20 @@ class Template:
 
 
 def start_template(
-    command: Sequence[str] = (), *, variables: Mapping[str, str]
+    command: Sequence[str] = (), *, variables: Mapping[str, str], user_packages: bool = True
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start a template of this Python, without an environment; its process, and the connection to it.
 
     :param command: what to write before the command: a program that starts another one with its descriptors.
     :param variables: its environment variables: what all its children may see.
+    :param user_packages: whether to import packages from the home directory, as Python does by default.
     :raises OSError: if the machine lacks processes or descriptors.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         # -P: files in the working directory must not be imported as modules
-        program = [sys.executable, "-P", "-m", TEMPLATE, str(theirs.fileno())]
+        options = ["-P"] if user_packages else ["-P", "-s"]
+        program = [sys.executable, *options, "-m", TEMPLATE, str(theirs.fileno())]
         try:
             process = subprocess.Popen(
                 [*command, *program],

@@ -34,6 +34,7 @@ from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.isolation.environment import for_submitter
+from farcall_endpoint.isolation.keyring import join_new_session
 from farcall_endpoint.isolation.paths import readable_paths
 from farcall_endpoint.isolation.trial import problem
 
@@ -272,11 +273,12 @@ class _Sandbox:
         reasons = (bubblewrap.missing(), landlock.missing()) if confine else ("", "")
         self._has_bubblewrap = confine and not reasons[0]
         self._has_landlock = confine and not self._has_bubblewrap and not reasons[1]
-        if confine and builds and all(reasons):
+        if confine and builds and not self._has_bubblewrap:
             raise Refused(
-                f"Packages are not built here, since nothing can confine their code ({'; '.join(reasons)}). "
+                f"Packages are not built here, since only bubblewrap can confine their code ({reasons[0]}). "
                 "Fix: install bubblewrap on the nodes, or set source_builds: false."
             )
+        self._is_apart = confine
         packages.mkdir(exist_ok=True)
         self._readable: list[str] = []
         if confine:
@@ -309,6 +311,8 @@ class _Sandbox:
             libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
+            if self._is_apart:
+                join_new_session()
             if self._has_landlock:
                 landlock.confine(readable=self._readable, writable=self._writable)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
@@ -12,9 +13,9 @@ from farcall_common.errors import ConfigurationError
 class Isolation(enum.StrEnum):
     """Separation of submitters. Each level includes those before it that the node has.
 
-    ``NONE``: they share the worker processes. ``PROCESS``: a worker process, a home, a temporary directory and an
-    environment for each. ``LANDLOCK``: and their tasks can reach no other files and processes. ``BUBBLEWRAP``: and
-    these do not exist for them.
+    ``NONE``: they share the worker processes. ``PROCESS``: a worker process, a home, a temporary directory, a session
+    keyring and an environment for each. ``LANDLOCK``: and their tasks can reach no other files, processes, keys and
+    kernel objects. ``BUBBLEWRAP``: and these do not exist for them.
     """
 
     NONE = "none"
@@ -26,17 +27,23 @@ class Isolation(enum.StrEnum):
 
 
 _HINT: Final = (
-    "Landlock needs Linux 6.2 or later with lsm=landlock, bubblewrap needs its package and user namespaces; "
-    "`isolation: process` separates submitters without them, but not their files."
+    "Landlock needs Linux 6.12 or later with lsm=landlock and seccomp, bubblewrap needs its package and user "
+    "namespaces; `isolation: process` separates submitters without them, but not their files."
+)
+
+
+_OF_ROOT: Final = (
+    "this endpoint runs as root, from whom only bubblewrap separates tasks: "
+    "run it as an ordinary user, or with isolation: bubblewrap"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeIsolation:
-    """What a node does.
+    """Isolation of a node.
 
-    ``level``: the name of it all. ``landlock``, ``bubblewrap``: which of them workers of other submitters than the
-    owner use. ``refusal``: why tasks of other submitters are refused, with what the node lacks; empty if they are not.
+    ``level``: its name. ``landlock``, ``bubblewrap``: which of them workers of other submitters than the owner use.
+    ``refusal``: why tasks of other submitters are refused, with what the node lacks; empty if they are not.
     """
 
     level: Isolation
@@ -50,18 +57,19 @@ def best_of(wanted: Isolation) -> NodeIsolation:
 
     :raises ConfigurationError: if the wanted level does not work here.
     """
+    of_root = _OF_ROOT if os.geteuid() == 0 else ""
     if wanted in (Isolation.NONE, Isolation.PROCESS):
-        return NodeIsolation(wanted)
+        return NodeIsolation(wanted, refusal=of_root)
     from farcall_endpoint.isolation import bubblewrap, landlock
 
-    missing = {Isolation.BUBBLEWRAP: bubblewrap.missing(), Isolation.LANDLOCK: landlock.missing()}  # the best first
+    missing = {Isolation.BUBBLEWRAP: bubblewrap.missing(), Isolation.LANDLOCK: landlock.missing_alone()}  # best first
     if missing.get(wanted):
         raise ConfigurationError(f"This node cannot do isolation: {wanted} ({missing[wanted]}).", hint=_HINT)
     working = [level for level, reason in missing.items() if not reason]
     level = next(iter(working), Isolation.PROCESS) if wanted is Isolation.AUTO else wanted
-    return NodeIsolation(
-        level,
-        landlock=Isolation.LANDLOCK in working,
-        bubblewrap=level is Isolation.BUBBLEWRAP,
-        refusal="" if working else "; ".join(missing.values()),
-    )
+    if level is Isolation.BUBBLEWRAP:
+        return NodeIsolation(level, landlock=not landlock.missing(), bubblewrap=True)
+    refusal = "" if working else "; ".join(missing.values())
+    if of_root:
+        refusal = "; ".join(filter(None, (of_root, missing[Isolation.BUBBLEWRAP])))
+    return NodeIsolation(level, landlock=level is Isolation.LANDLOCK, refusal=refusal)

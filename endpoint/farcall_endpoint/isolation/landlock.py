@@ -14,11 +14,13 @@ from typing import Final
 
 from landlockpy import AccessFS, AccessNet, Ruleset, Scope, abi_version
 
+from farcall_endpoint.isolation import seccomp
 from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 
-#: The first version of the interface that refuses to truncate files; from 6 on (Linux 6.12) it also refuses signals to
-#: processes outside, and abstract sockets.
 _LEAST_ABI: Final = 3
+"""The first version of the interface that refuses to truncate files: enough for a worker in namespaces."""
+_LEAST_ALONE: Final = 6
+"""The first version that refuses signals to other processes and connections to abstract sockets (Linux 6.12)."""
 
 _READ: Final = AccessFS.READ_FILE | AccessFS.READ_DIR | AccessFS.EXECUTE
 _USE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.READ_DIR | AccessFS.IOCTL_DEV | AccessFS.TRUNCATE
@@ -36,10 +38,19 @@ _FILE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.EXECUTE | Acc
 
 def missing() -> str:
     """Why the kernel of this node cannot protect files; empty if it can."""
+    return _older_than(_LEAST_ABI, "6.2")
+
+
+def missing_alone() -> str:
+    """Why Landlock and a filter of system calls cannot separate submitters without namespaces; empty if they can."""
+    return _older_than(_LEAST_ALONE, "6.12") or seccomp.missing()
+
+
+def _older_than(least: int, linux: str) -> str:
     version = abi_version()
-    if version >= _LEAST_ABI:
+    if version >= least:
         return ""
-    return f"Landlock: kernel {os.uname().release} has version {version}, and {_LEAST_ABI} (Linux 6.2) is the least"
+    return f"Landlock: kernel {os.uname().release} has version {version}, and {least} (Linux {linux}) is the least"
 
 
 def confine(*, readable: Iterable[str], writable: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_common.environments import WITHOUT_CONTAINER, Environment
+from farcall_common.environments import UV, WITHOUT_CONTAINER, Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, confinement_of
@@ -24,7 +24,8 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.template_pool import TemplateChange
 from farcall_endpoint.environments.templates import ForkedProcess, template_key
-from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation import Isolation, bubblewrap
+from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
 from farcall_endpoint.manager.processes import own_bytes
@@ -240,14 +241,19 @@ class EnvironmentWorkers:
         if submitter and place.confinement is not None:
             confine, settings = self._confine_in(environment, outer | own, writable, settings, copies=copies)
         # Only a confined template may run code of the environment before its forks confine themselves.
-        forks = self._launcher.settings.fork and (
-            not submitter
-            or place.confinement is None
-            or confine is not None
-            or environment.type not in CONFINED_OUTSIDE
+        is_supervised = settings.isolation == Isolation.LANDLOCK
+        forks = (
+            self._launcher.settings.fork
+            and not is_supervised  # each fork would need a supervisor above it
+            and (
+                not submitter
+                or place.confinement is None
+                or confine is not None
+                or environment.type not in CONFINED_OUTSIDE
+            )
         )
         # A fresh one has a /tmp and processes of its own.
-        namespaces = is_image or confine is not None
+        namespaces = is_image or (confine is not None and not is_supervised)
         if forks and (reason := without_forks(environment.type, confined=confine is not None)):
             forks = False
             self._log_once(reason)
@@ -334,12 +340,26 @@ class EnvironmentWorkers:
                     place=found,
                 )
 
-        if not confinement.landlock:
-            return confine, settings
-        own = (*writable, bubblewrap.TEMPORARY, "/var/tmp")  # noqa: S108 - the container's
-        is_image = environment.type not in WITHOUT_CONTAINER
-        seen = ("/",) if is_image else (*readable, *self._launcher.paths(environment))
-        return confine, msgspec.structs.replace(settings, readable=seen, writable=own if is_image else own[:-1])
+        if environment.type == UV:  # its Python is the endpoint's own
+            settings = msgspec.structs.replace(settings, isolation=confinement.level)
+            if not confinement.bubblewrap:
+                return lambda *_: SUPERVISED, self._by_landlock(environment, readable, writable, settings)
+        if confinement.landlock:
+            settings = self._by_landlock(environment, readable, writable, settings)
+        return confine, settings
+
+    def _by_landlock(
+        self, environment: Environment, readable: Sequence[str], writable: Sequence[str], settings: WorkerSettings
+    ) -> WorkerSettings:
+        """Settings of a worker that confines itself by Landlock."""
+        assert self._place.confinement is not None
+        if environment.type not in WITHOUT_CONTAINER:
+            own = (*writable, bubblewrap.TEMPORARY, "/var/tmp")  # noqa: S108 - the container's
+            return msgspec.structs.replace(settings, readable=("/",), writable=own)
+        seen = (*readable, *self._launcher.paths(environment))
+        # Without namespaces, /tmp is the machine's.
+        own = (*writable, bubblewrap.TEMPORARY) if self._place.confinement.bubblewrap else tuple(writable)
+        return msgspec.structs.replace(settings, readable=seen, writable=own)
 
 
 def renumbered(accelerators: Sequence[str]) -> dict[str, str]:

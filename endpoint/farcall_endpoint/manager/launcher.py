@@ -16,8 +16,10 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.isolation import Isolation, bubblewrap
+from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.isolation.environment import for_submitter
+from farcall_endpoint.isolation.keyring import start_apart
 from farcall_endpoint.manager.events import Event
 from farcall_endpoint.manager.worker_process import (
     WorkerDirectories,
@@ -137,17 +139,19 @@ class FreshProcessLauncher:
         place = self._place
         channel, worker_end, claims, output = ends
         prefix: list[str] = []
+        is_supervised = False
         outer, settings = place.environment, self._directories.settings(submitter)
         scratch = scratch_of(settings, worker_id)
         if submitter:
             outer, settings, prefix = self._of_submitter(submitter, settings)
+            is_supervised = settings.isolation == Isolation.LANDLOCK
         imports_key = ""
         if self._one_shot:
             settings = msgspec.structs.replace(settings, reports_imports=True)
             imports_key = self._in_environments().imports_key(submitter)
         variables = worker_environment(outer, worker_id=worker_id, slot=place.slots[slot], amd=place.amd)
         variables |= settings.to_variables()
-        if self._one_shot:
+        if self._one_shot and not is_supervised:
             boot = Boot(variables, str(working_dir))
             fork = self._in_environments().fork_own(boot, ends.handed(), submitter=submitter, prefix=prefix)
             if fork is not None:
@@ -160,29 +164,30 @@ class FreshProcessLauncher:
                     scratch=scratch,
                 )
         # -P: files in the working directory must not be imported as modules
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "farcall_endpoint.worker",
-            str(worker_end.fileno()),
-            str(claims.fileno()),
-        ]
-        process = subprocess.Popen(
-            [*prefix, *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output[0],
-            stderr=output[1],
-            pass_fds=(worker_end.fileno(), claims.fileno()),
-            cwd=place.working_dir,
-            env=variables,
-            start_new_session=True,  # Ctrl-C on the terminal goes to the agent only; the group can be killed as a whole
-        )
+        # -s: packages that the submitter has installed for itself would run before the confinement
+        options = ["-P", "-s"] if submitter else ["-P"]
+        descriptors = worker_end.fileno(), claims.fileno()
+        command = [sys.executable, *options, "-m", "farcall_endpoint.worker", *map(str, descriptors)]
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [*prefix, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output[0],
+                stderr=output[1],
+                pass_fds=descriptors,
+                cwd=place.working_dir,
+                env=variables,
+                start_new_session=True,  # Ctrl-C on the terminal is for the agent; the group can be killed as a whole
+            )
+
+        process = start_apart(start) if submitter else start()
         claims.close()
         pidfd = os.pidfd_open(process.pid)
         return WorkerProcess(
             *(process, channel, worker_end, pidfd, output),
-            namespaced=bool(prefix),
+            namespaced=bool(prefix) and not is_supervised,
+            supervised=is_supervised,
             imports_key=imports_key,
             scratch=scratch,
         )
@@ -270,11 +275,11 @@ class FreshProcessLauncher:
             return environment, settings, []
         readable = [*place.readable(environment), *place.copies_of(submitter)]
         writable = [str(home), str(temporary), *filter(None, [settings.memory])]
-        prefix: list[str] = []
+        prefix = list(SUPERVISED)
         if confinement.bubblewrap:
             prefix = bubblewrap.prefix(readable=readable, writable=writable, directory=working_dir)
             writable.append(bubblewrap.TEMPORARY)
-        if not confinement.landlock:
-            return environment, settings, prefix
-        settings = msgspec.structs.replace(settings, readable=tuple(readable), writable=tuple(writable))
+        settings = msgspec.structs.replace(settings, isolation=confinement.level)
+        if confinement.landlock:
+            settings = msgspec.structs.replace(settings, readable=tuple(readable), writable=tuple(writable))
         return environment, settings, prefix

@@ -23,6 +23,7 @@ import msgspec
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation import Isolation
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
@@ -72,10 +73,10 @@ class WorkerProcess:
 
     ``worker_end`` is a copy of the worker's socket: while it is open, packets can be read after the worker's death.
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
-    it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
-    container, and returns its last words if the worker did not begin. ``imports_key``: of what its tasks import.
-    ``environment_key``: of its environment; empty: the endpoint's own Python. ``scratch``: where it makes the scratch
-    directories of its tasks.
+    it. ``supervised``: the process is a supervisor, and the worker is its child. ``container`` or ``fork``: the same as
+    ``process``, if it is one; ``ended`` makes sure that nothing is left of a container, and returns its last words if
+    the worker did not begin. ``imports_key``: of what its tasks import. ``environment_key``: of its environment; empty:
+    the endpoint's own Python. ``scratch``: where it makes the scratch directories of its tasks.
     """
 
     process: Process
@@ -84,6 +85,7 @@ class WorkerProcess:
     pidfd: int
     output: tuple[int, int]
     namespaced: bool = False
+    supervised: bool = False
     imports_key: str = ""
     container: Container | None = None
     fork: ForkedProcess | None = None
@@ -96,6 +98,8 @@ class WorkerProcess:
         """Of the worker itself, where that is another process and is known."""
         if self.container is not None:
             return self.container.worker_pid or None
+        if self.supervised:
+            return min(process_reaper.children(self.pid), default=None)
         return None if self.fork is None else self.pid
 
     @property
@@ -154,7 +158,7 @@ class WorkerProcess:
         self.worker_end.close()
         for descriptor in (self.pidfd, *self.output):
             os.close(descriptor)
-        if self.namespaced and code > _SIGNALLED:
+        if (self.namespaced or self.supervised) and code > _SIGNALLED:
             code = _SIGNALLED - code
         if code < 0:
             with contextlib.suppress(ValueError):
@@ -178,6 +182,11 @@ class Confinement:
     readable: Collection[str]
     landlock: bool
     bubblewrap: bool
+
+    @property
+    def level(self) -> Isolation:
+        """The level by which workers of the endpoint's own Python confine themselves."""
+        return Isolation.BUBBLEWRAP if self.bubblewrap else Isolation.LANDLOCK
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

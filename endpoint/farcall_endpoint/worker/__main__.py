@@ -64,19 +64,23 @@ def boot(path: str, find_packages: Callable[[], object]) -> None:
 
 
 def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | None) -> None:
+    settings = WorkerSettings.of(os.environ)
+    if settings.isolation or settings.writable:
+        from farcall_endpoint.isolation.confinement import confine  # not needed by the owner's workers
+
+        confine(settings.isolation, readable=settings.readable, writable=settings.writable)
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
     channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
-    settings = WorkerSettings.of(os.environ)
     inbox = Inbox(channel, settings=settings)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
-    if settings.writable:
-        from farcall_endpoint.isolation.landlock import confine  # not needed by the owner's workers
-
-        confine(readable=settings.readable, writable=settings.writable)
     if find_packages is not None:
         find_packages()
+    elif sys.flags.no_user_site:
+        from farcall_endpoint.isolation.confinement import add_user_packages
+
+        add_user_packages()
     inbox.offer()
     imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()

@@ -159,7 +159,8 @@ def _names_in(directory: int | None) -> list[str]:
 
 
 def _open_directory(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """A descriptor to return to a directory. Tasks cannot list it: another submitter's names are in it."""
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _locked(path: str) -> int:

@@ -17,7 +17,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     read; none stands for the default, which is all, except that arguments must be JSON with ``data_only``, here or in
     an order. ``native``: plain pickle is read and written on request; for an engine, whose tasks are its own user's.
     ``reports_imports``: the worker says which modules its tasks import, so that a template can have them already.
-    ``writable``: with some, the worker reaches nothing but these directories and what is ``readable``.
+    ``isolation``: the level by which the worker confines itself, empty for the owner's and for those that are confined
+    from outside alone. ``writable``: with some, it reaches nothing but these directories and what is ``readable``.
     ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
     system, empty if they have none; ``is_of_node``: whether other nodes have other ones; ``submitter``: whose these
     are, empty for the owner.
@@ -28,6 +29,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     data_only: bool = False
     native: bool = False
     reports_imports: bool = False
+    isolation: str = ""
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     temporary: str = ""

@@ -15,17 +15,29 @@ import yaml
 from farcall_endpoint.config import Config, EngineConfig, write_config
 from farcall_endpoint.directory import EndpointDirectory
 from tests.support.endpoint.fake_cloud import FakeCloud
+from tests.support.ordinary_user import USER, as_ordinary_user
 from tests.waiting import WAIT_S, wait_until
+
+_CHECKOUT = Path(__file__).parents[3]
 
 
 class EndpointProcess:
     """The endpoint "test" in a home directory, against a fake cloud.
 
     :param engine: further fields of the ``engine`` section of its configuration.
+    :param ordinary: whether an ordinary user runs it, also if root runs the tests.
+    :param python: the Python that runs it.
     """
 
     def __init__(
-        self, home: Path, cloud: FakeCloud, *, workers: int = 2, engine: Mapping[str, object] | None = None
+        self,
+        home: Path,
+        cloud: FakeCloud,
+        *,
+        workers: int = 2,
+        engine: Mapping[str, object] | None = None,
+        ordinary: bool = False,
+        python: str = sys.executable,
     ) -> None:
         self.home = home
         self.cloud = cloud
@@ -35,6 +47,8 @@ class EndpointProcess:
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
             self._configure({"isolation": "process"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
+        self._ordinary = ordinary
+        self._python = python
 
     @property
     def environment(self) -> dict[str, str]:
@@ -49,7 +63,11 @@ class EndpointProcess:
     def start(self, *, connected: bool = True) -> None:
         """Start the agent, and wait for its session by default."""
         greeted = len(self.cloud.hellos)
-        command = [sys.executable, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home)]
+        command = [self._python, "-m", "farcall_endpoint.agent", "test", "--home", str(self.home)]
+        if self._ordinary and os.geteuid() == 0:
+            for path in (self.home, *self.home.rglob("*")):
+                os.chown(path, USER, USER, follow_symlinks=False)
+            command = as_ordinary_user(command, reachable=[self.home, _CHECKOUT, Path(self._python).parents[1]])
         self.agent = subprocess.Popen(command, env=self.environment, start_new_session=True)
         if connected:
             self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
@@ -128,11 +146,13 @@ def running_endpoint(
     start: bool = True,
     engine: Mapping[str, object] | None = None,
     heartbeat_s: float = 5.0,
+    ordinary: bool = False,
+    python: str = sys.executable,
 ) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
     cloud = FakeCloud(heartbeat_s=heartbeat_s)
     try:
-        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine)
+        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, ordinary=ordinary, python=python)
         try:
             if start:
                 endpoint.start()

@@ -1,0 +1,383 @@
+"""Supervisor: performs system calls of a confined worker that name a path, by seccomp user notification.
+
+Landlock has no rules for the modes and times of files, nor for connections to local sockets by their path. The
+worker's filter stops these calls (``Action.SUPERVISE`` of :mod:`~farcall_endpoint.isolation.system_calls`). The
+supervisor copies the arguments, looks the path up, and performs the call itself if the file is the submitter's. The
+worker never continues such a call, because it could change the arguments meanwhile (seccomp_unotify(2)).
+
+A program that stands alone: ``python -I -S supervisor.py COMMAND...``. It starts the command as its child, and ends
+with its exit code, above 128 for a signal. It is the worker's ancestor: Yama lets ancestors read a process. A variable
+names the socket through which the worker, before its first task, sends the descriptor of its filter and its paths.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools
+import json
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_NOTIFICATION = struct.Struct("<QIIiIQ6Q")
+"""``struct seccomp_notif``: id, thread, flags, number, architecture, instruction, arguments."""
+_RESPONSE = struct.Struct("<QqiI")
+"""``struct seccomp_notif_resp``: id, value, negative error, flags."""
+_RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
+"""SECCOMP_IOCTL_NOTIF_RECV, NOTIF_SEND and NOTIF_ID_VALID."""
+_OPENAT2, _PIDFD_OPEN, _PIDFD_GETFD = 437, 434, 438
+"""System calls with one number for all architectures."""
+_PIDFD_THREAD = os.O_EXCL
+_NO_MAGIC_LINKS = 0x02
+"""RESOLVE_NO_MAGICLINKS: links of ``/proc`` would lead to the supervisor's own files."""
+_NO_FOLLOW, _EMPTY_PATH = 0x100, 0x1000
+"""AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH."""
+_AT_CWD = -100
+_PATH_BYTES = 4096
+_ADDRESS_BYTES = 128
+"""``sizeof(struct sockaddr_storage)``."""
+_MOST_CONNECTS = 64
+"""Connections of a worker that wait at the same time."""
+_SET_DUMPABLE = 4
+"""PR_SET_DUMPABLE."""
+_SIGNALLED = 128
+_MOST_DESCRIPTORS = 2**20
+SOCKET = "FARCALL_WORKER_SUPERVISOR"
+_OF_DESCRIPTOR = re.compile(rb"/proc/(?:self|thread-self)/fd/(\d+)\Z")
+_CALLS = {
+    "x86_64": {
+        42: "connect",
+        90: "chmod",
+        91: "fchmod",
+        132: "utime",
+        235: "utimes",
+        261: "futimesat",
+        268: "fchmodat",
+        280: "utimensat",
+        452: "fchmodat2",
+    },
+    "aarch64": {203: "connect", 52: "fchmod", 53: "fchmodat", 88: "utimensat", 452: "fchmodat2"},
+}
+"""Names by number; a test compares them with the rules of the filter."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(number: int, *arguments: object) -> int:
+    result: int = _libc.syscall(ctypes.c_long(number), *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+class Supervisor:
+    """Performs the calls that a filter reports.
+
+    :param listener: descriptor of the filter.
+    :param writable: directories of the submitter, in which modes and times may change.
+    :param readable: further paths whose sockets may be connected to.
+    """
+
+    def __init__(self, listener: int, *, writable: Iterable[str], readable: Iterable[str]) -> None:
+        self._listener = listener
+        self._writable = [os.path.realpath(path) for path in writable]
+        self._connectable = [*self._writable, *map(os.path.realpath, readable)]
+        self._connects = threading.BoundedSemaphore(_MOST_CONNECTS)
+        self._names = _CALLS[os.uname().machine]
+
+    def serve(self) -> None:
+        """Perform calls until the filter has no process left."""
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        while True:
+            [(_, events)] = poll.poll()
+            if events & select.POLLHUP:
+                return
+            buffer = bytearray(_NOTIFICATION.size)
+            try:
+                fcntl.ioctl(self._listener, _RECEIVE, buffer)
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.EINTR):  # the caller was killed
+                    continue
+                raise
+            call, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
+            caller = _Caller(self._listener, call, thread)
+            if self._names.get(number) == "connect":
+                self._connect(caller, arguments)
+            else:
+                caller.answer(functools.partial(self._perform, caller, self._names[number], arguments))
+
+    def _perform(self, caller: _Caller, name: str, arguments: list[int]) -> None:
+        """Perform a call that changes the mode or the times of a file.
+
+        :raises OSError: if the file is not the submitter's, or as the call itself.
+        """
+        if name == "fchmod":
+            with caller.descriptor(arguments[0]) as descriptor:
+                if not _is_open_for_writing(descriptor):
+                    self._check(descriptor, self._writable)
+                os.fchmod(descriptor, arguments[1] & 0o7777)
+            return
+        at, rest = (
+            (_AT_CWD, arguments) if name in ("chmod", "utime", "utimes") else (_signed(arguments[0]), arguments[1:])
+        )
+        path, value = rest[0], rest[1]
+        flags = rest[2] & 0xFFFF_FFFF if name in ("fchmodat2", "utimensat") else 0
+        with caller.found(_signed(at), path, flags) as descriptor:
+            if not (path == 0 and _is_open_for_writing(descriptor)):
+                self._check(descriptor, self._writable)
+            target = f"/proc/self/fd/{descriptor}"
+            if "chmod" in name:
+                os.chmod(target, value & 0o7777)  # noqa: PTH101 - of a descriptor
+            else:
+                _set_times(target, _times(name, caller, value))
+
+    def _connect(self, caller: _Caller, arguments: list[int]) -> None:
+        """Connect a socket of the caller. A blocking one has a thread, so that other calls need not wait."""
+        try:
+            end = caller.socket(arguments[0])
+            address = caller.read(arguments[1], min(arguments[2] & 0xFFFF_FFFF, _ADDRESS_BYTES))
+        except OSError as error:
+            caller.fail(error)
+            return
+
+        def connect() -> None:
+            try:
+                with end:
+                    caller.answer(lambda: self._connect_socket(caller, end, address))
+            finally:
+                self._connects.release()
+
+        if not self._connects.acquire(blocking=False):
+            end.close()
+            caller.fail(OSError(errno.EAGAIN, "too many connections at the same time"))
+        elif os.get_blocking(end.fileno()):
+            threading.Thread(target=connect, daemon=True).start()
+        else:
+            connect()
+
+    def _connect_socket(self, caller: _Caller, end: socket.socket, address: bytes) -> None:
+        if end.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) != socket.AF_UNIX:
+            _connect_to(end, address)
+            return
+        path = address[2:].partition(b"\0")[0]
+        if not path:  # abstract: the kernel would look at the supervisor's rights
+            raise OSError(errno.EPERM, "abstract sockets")
+        with caller.looked_up(_AT_CWD, path, 0) as descriptor:
+            self._check(descriptor, self._connectable)
+            _connect_to(end, address[:2] + f"/proc/self/fd/{descriptor}".encode() + b"\0")
+
+    def _check(self, descriptor: int, directories: list[str]) -> None:
+        """Check that an open file is in one of the directories.
+
+        :raises PermissionError: if it is not.
+        """
+        path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+        if not any(path == each or path.startswith(f"{each}/") for each in directories):
+            raise PermissionError(errno.EACCES, "the file is not the submitter's")
+
+
+class _Caller:
+    """A thread that waits for a call, and its memory, files and directory."""
+
+    def __init__(self, listener: int, call: int, thread: int) -> None:
+        self._listener = listener
+        self._id = call
+        self._thread = thread
+
+    def answer(self, perform: Callable[[], None]) -> None:
+        """Perform the call, and let the caller continue with the result."""
+        try:
+            perform()
+        except OSError as error:
+            self.fail(error)
+        except ValueError:  # such as a path with a zero byte
+            self.fail(OSError(errno.EINVAL, "invalid argument"))
+        else:
+            self._respond(0)
+
+    def fail(self, error: OSError) -> None:
+        """Let the caller continue with an error."""
+        self._respond(-(error.errno or errno.EPERM))
+
+    def _respond(self, error: int) -> None:
+        with contextlib.suppress(OSError):  # the caller was killed
+            fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(self._id, 0, error, 0))
+
+    def read(self, address: int, size: int) -> bytes:
+        """Copy memory of the caller, at most up to the end of its mapping.
+
+        :raises OSError: if there is none, or the caller was killed.
+        """
+        if not address:
+            raise OSError(errno.EFAULT, "bad address")
+        with self._opened("mem", os.O_RDONLY) as memory:
+            try:
+                return os.pread(memory, size, address)
+            except (OSError, OverflowError) as error:
+                raise OSError(errno.EFAULT, "bad address") from error
+
+    def _path(self, address: int) -> bytes:
+        data = b""
+        while len(data) < _PATH_BYTES:  # a read stops at the end of a mapping, and fails behind it
+            page = 4096 - (address + len(data)) % 4096
+            piece = self.read(address + len(data), min(page, _PATH_BYTES - len(data)))
+            before, end, _ = piece.partition(b"\0")
+            data += before
+            if end:
+                return data
+            if not piece:
+                raise OSError(errno.EFAULT, "bad address")
+        raise OSError(errno.ENAMETOOLONG, "path too long")
+
+    @contextlib.contextmanager
+    def _opened(self, name: str, flags: int) -> Iterator[int]:
+        descriptor = os.open(f"/proc/{self._thread}/{name}", flags | os.O_CLOEXEC)
+        try:
+            # The number of a thread that was killed may be another process's by now.
+            fcntl.ioctl(self._listener, _IS_VALID, struct.pack("<Q", self._id))
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def descriptor(self, number: int) -> Iterator[int]:
+        """A copy of a descriptor of the caller."""
+        descriptor = self._copied(number)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def socket(self, number: int) -> socket.socket:
+        """A copy of a socket of the caller.
+
+        :raises OSError: if the descriptor is closed or is not a socket.
+        """
+        descriptor = self._copied(number)
+        try:
+            return socket.socket(fileno=descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    def _copied(self, number: int) -> int:
+        process = _call(_PIDFD_OPEN, self._thread, _PIDFD_THREAD)
+        try:
+            fcntl.ioctl(self._listener, _IS_VALID, struct.pack("<Q", self._id))
+            return _call(_PIDFD_GETFD, process, ctypes.c_int(number & 0xFFFF_FFFF), 0)
+        finally:
+            os.close(process)
+
+    @contextlib.contextmanager
+    def found(self, at: int, address: int, flags: int) -> Iterator[int]:
+        """An open descriptor of the file that a call names."""
+        path = self._path(address) if address else b""
+        if not address or (not path and flags & _EMPTY_PATH):
+            with self._opened("cwd", os.O_PATH) if at == _AT_CWD else self.descriptor(at) as descriptor:
+                yield descriptor
+        else:
+            with self.looked_up(at, path, flags) as descriptor:
+                yield descriptor
+
+    @contextlib.contextmanager
+    def looked_up(self, at: int, path: bytes, flags: int) -> Iterator[int]:
+        """An open descriptor of the file at a path of the caller."""
+        if (found := _OF_DESCRIPTOR.match(path)) is not None:  # how C libraries change the mode of a link
+            with self.descriptor(int(found[1])) as descriptor:
+                yield descriptor
+            return
+        with self._opened("cwd", os.O_PATH) if at == _AT_CWD else self.descriptor(at) as directory:
+            follow = os.O_NOFOLLOW if flags & _NO_FOLLOW else 0
+            how = struct.pack("<QQQ", os.O_PATH | os.O_CLOEXEC | follow, 0, _NO_MAGIC_LINKS)
+            descriptor = _call(_OPENAT2, ctypes.c_int(directory), path, how, ctypes.c_size_t(len(how)))
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _signed(value: int) -> int:
+    return ctypes.c_int(value & 0xFFFF_FFFF).value
+
+
+def _is_open_for_writing(descriptor: int) -> bool:
+    """Whether a descriptor shows that its file may be written. Landlock has checked that when it was opened."""
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    if flags & os.O_PATH:
+        raise OSError(errno.EBADF, "bad descriptor")
+    return flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _times(name: str, caller: _Caller, address: int) -> bytes | None:
+    """``struct timespec[2]`` of a call; None stands for the current time."""
+    if not address:
+        return None
+    if name == "utimensat":
+        return caller.read(address, 32)
+    if name == "utime":
+        accessed, modified = struct.unpack("<qq", caller.read(address, 16))
+        return struct.pack("<qqqq", accessed, 0, modified, 0)
+    accessed, accessed_us, modified, modified_us = struct.unpack("<qqqq", caller.read(address, 32))
+    return struct.pack("<qqqq", accessed, accessed_us * 1000, modified, modified_us * 1000)
+
+
+def _set_times(path: str, times: bytes | None) -> None:
+    if _libc.utimensat(_AT_CWD, path.encode(), times, 0) != 0:
+        raise OSError(ctypes.get_errno(), "utimensat")
+
+
+def _connect_to(end: socket.socket, address: bytes) -> None:
+    if _libc.connect(end.fileno(), address, len(address)) != 0:
+        raise OSError(ctypes.get_errno(), "connect")
+
+
+def hand_over(listener: int, *, readable: Sequence[str], writable: Sequence[str]) -> None:
+    """Send the supervisor of this process the descriptor of its filter, and the paths that its tasks may reach."""
+    with socket.socket(fileno=int(os.environ.pop(SOCKET))) as control:
+        socket.send_fds(control, [b"."], [listener])
+        control.sendall(json.dumps({"readable": readable, "writable": writable}).encode())
+    os.close(listener)
+
+
+def _serve(control: socket.socket) -> None:
+    try:
+        with control, control.makefile("rb") as rest:
+            _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            paths = rest.read()
+        if descriptors:  # else the worker ended before
+            Supervisor(descriptors[0], **json.loads(paths)).serve()
+    except BaseException:  # noqa: BLE001 - a thread
+        traceback.print_exc()
+        os._exit(1)  # the manager ends the worker with this process
+
+
+def main(command: list[str]) -> None:
+    """Start the command, serve its calls, and end as it does."""
+    _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    own, other = socket.socketpair()
+    other.set_inheritable(True)
+    worker = os.posix_spawnp(command[0], command, {**os.environ, SOCKET: str(other.fileno())})
+    for low, high in ((3, own.fileno()), (own.fileno() + 1, _MOST_DESCRIPTORS)):  # what only the worker needs
+        os.closerange(low, high)
+    other.detach()
+    threading.Thread(target=_serve, args=(own,), daemon=True).start()
+    _, status = os.waitpid(worker, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else _SIGNALLED - code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

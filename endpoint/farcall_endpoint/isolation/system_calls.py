@@ -1,0 +1,219 @@
+"""System calls that tasks of other submitters may not make, or only with arguments that reach nothing of others.
+
+Landlock has rules for files, signals and ``ptrace``. Each call in :data:`RULES` reaches a process, a name or a kernel
+object by another way. Calls that are newer than :data:`NEWEST` are refused, because nobody has looked at them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import errno
+import platform
+from typing import Final
+
+NEWEST: Final = 469
+"""Number of the newest system call that was reviewed: ``file_setattr`` of Linux 6.17."""
+OWN: Final = -1
+"""Placeholder in an :class:`Argument`: the process that installs the filter."""
+
+
+class Action(enum.Enum):
+    """Result of a call that no permitted form of a rule matches."""
+
+    REFUSE = enum.auto()
+    #: The call succeeds and changes nothing.
+    IGNORE = enum.auto()
+    #: The supervisor performs the call on the task's own files and sockets.
+    SUPERVISE = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """Comparison of 32 bits of an argument: ``argument & mask == value``. ``high``: compare the upper half."""
+
+    index: int
+    value: int
+    mask: int = 0xFFFF_FFFF
+    high: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Treatment of a system call.
+
+    :param numbers: of x86-64 and of AArch64; None: the architecture lacks the call.
+    :param reason: why the call is not left to Landlock.
+    :param permitted: forms that are executed; one matches if all of its comparisons hold.
+    :param refused: forms that get the action; if there are some, all others are executed.
+    :param keys: whether the rule also holds for workers in namespaces of their own.
+    """
+
+    numbers: tuple[int | None, int | None]
+    reason: str
+    permitted: tuple[tuple[Argument, ...], ...] = ()
+    refused: tuple[tuple[Argument, ...], ...] = ()
+    action: Action = Action.REFUSE
+    error: int = errno.EPERM
+    keys: bool = False
+
+
+_NAMES: Final = "reports the names in directories that the task cannot list"
+_KEYS: Final = "reaches the owner's kernel keyrings, for example Kerberos tickets"
+_IPC: Final = "reaches System V and POSIX objects of every process of the account"
+_KERNEL: Final = "opens a large part of the kernel that tasks do not need"
+_MOUNTS: Final = "changes what paths mean"
+_XATTR: Final = "changes attributes of files that the task cannot write"
+_OWNER: Final = "changes the owner or group of files that the task cannot write"
+_MODE: Final = "changes modes of files that the task cannot write"
+_TIMES: Final = "changes times of files that the task cannot write"
+_PRIORITY: Final = "slows other processes of the account"
+_NAMESPACES: Final = 0x7E02_0000
+"""CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
+_NEW_TIME: Final = 0x80
+"""CLONE_NEWTIME; ``clone`` has another meaning for this bit."""
+
+
+def _own_process(index: int) -> tuple[tuple[Argument, ...], ...]:
+    return (Argument(index, 0),), (Argument(index, OWN),)
+
+
+def _own_of(kinds: tuple[int, ...]) -> tuple[tuple[Argument, ...], ...]:
+    """Forms whose first argument is a kind of target, and whose second is the caller."""
+    return tuple((Argument(0, kind), *each) for kind in kinds for each in _own_process(1))
+
+
+def _missing(x86: int | None, arm: int | None, reason: str, *, keys: bool = False) -> Rule:
+    """Rule of a call that a program should treat as absent from the kernel, and do without."""
+    return Rule((x86, arm), reason, error=errno.ENOSYS, keys=keys)
+
+
+def _supervised(x86: int | None, arm: int | None, reason: str) -> Rule:
+    return Rule((x86, arm), reason, action=Action.SUPERVISE)
+
+
+_LOCAL_DATAGRAMS: Final = tuple(
+    (Argument(0, 1), Argument(1, kind, mask=0xF))
+    for kind in (2, 3)  # SOCK_DGRAM, and SOCK_RAW, which is the same here
+)
+
+RULES: Final[dict[str, Rule]] = {
+    # -- names
+    "inotify_init": _missing(253, None, _NAMES),
+    "inotify_init1": _missing(294, 26, _NAMES),
+    "inotify_add_watch": _missing(254, 27, _NAMES),
+    "fanotify_init": _missing(300, 262, _NAMES),
+    "fanotify_mark": _missing(301, 263, _NAMES),
+    "fcntl": Rule(
+        (72, 25),
+        "F_NOTIFY reports changes in directories, F_SETLEASE delays the owner's programs",
+        refused=((Argument(1, 1024),), (Argument(1, 1026),)),
+    ),
+    "name_to_handle_at": _missing(303, 264, "names files without their path"),
+    "open_by_handle_at": _missing(304, 265, "opens files without their path"),
+    # -- keys
+    "add_key": _missing(248, 217, _KEYS, keys=True),
+    "request_key": _missing(249, 218, _KEYS, keys=True),
+    "keyctl": _missing(250, 219, _KEYS, keys=True),
+    # -- System V and POSIX objects
+    "shmget": _missing(29, 194, _IPC),
+    "shmat": _missing(30, 196, _IPC),
+    "shmctl": _missing(31, 195, _IPC),
+    "semget": _missing(64, 190, _IPC),
+    "semop": _missing(65, 193, _IPC),
+    "semctl": _missing(66, 191, _IPC),
+    "semtimedop": _missing(220, 192, _IPC),
+    "msgget": _missing(68, 186, _IPC),
+    "msgsnd": _missing(69, 189, _IPC),
+    "msgrcv": _missing(70, 188, _IPC),
+    "msgctl": _missing(71, 187, _IPC),
+    "mq_open": _missing(240, 180, _IPC),
+    "mq_unlink": _missing(241, 181, _IPC),
+    # -- other processes
+    "prlimit64": Rule(
+        (302, 261),
+        "changes resource limits of other processes, which ends them",
+        permitted=(*_own_process(0), (Argument(2, 0), Argument(2, 0, high=True))),
+    ),
+    "setpriority": Rule((141, 140), _PRIORITY, permitted=_own_of((0, 1))),
+    "ioprio_set": Rule((251, 30), _PRIORITY, permitted=_own_of((1, 2))),
+    "sched_setparam": Rule((142, 118), _PRIORITY, permitted=_own_process(0)),
+    "sched_setscheduler": Rule((144, 119), _PRIORITY, permitted=_own_process(0)),
+    "sched_setattr": Rule((314, 274), _PRIORITY, permitted=_own_process(0)),
+    # OpenMP and other runtimes name their own threads here, and end the program when that fails.
+    "sched_setaffinity": Rule((203, 122), _PRIORITY, permitted=_own_process(0), action=Action.IGNORE),
+    "perf_event_open": _missing(298, 241, "measures other processes"),
+    # -- terminals and attributes by a descriptor that was opened for reading
+    "ioctl": Rule(
+        (16, 29),
+        "types into terminals (TIOCSTI, TIOCLINUX), changes attributes of files that the task can only read",
+        refused=tuple(
+            (Argument(1, command),)
+            for command in (
+                *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX
+                *(0x4008_6602, 0x4004_6602, 0x401C_5820),  # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR
+                *(0x4080_6685, 0x800C_6613),  # FS_IOC_ENABLE_VERITY, FS_IOC_SET_ENCRYPTION_POLICY
+            )
+        ),
+    ),
+    "file_setattr": _missing(469, 469, _XATTR),
+    "setxattr": Rule((188, 5), _XATTR, error=errno.EOPNOTSUPP),
+    "lsetxattr": Rule((189, 6), _XATTR, error=errno.EOPNOTSUPP),
+    "fsetxattr": Rule((190, 7), _XATTR, error=errno.EOPNOTSUPP),
+    "setxattrat": _missing(463, 463, _XATTR),
+    "removexattr": Rule((197, 14), _XATTR, error=errno.EOPNOTSUPP),
+    "lremovexattr": Rule((198, 15), _XATTR, error=errno.EOPNOTSUPP),
+    "fremovexattr": Rule((199, 16), _XATTR, error=errno.EOPNOTSUPP),
+    "removexattrat": _missing(466, 466, _XATTR),
+    "chown": Rule((92, None), _OWNER),
+    "fchown": Rule((93, 55), _OWNER),
+    "lchown": Rule((94, None), _OWNER),
+    "fchownat": Rule((260, 54), _OWNER),
+    # -- performed by the supervisor
+    "chmod": _supervised(90, None, _MODE),
+    "fchmod": _supervised(91, 52, _MODE),
+    "fchmodat": _supervised(268, 53, _MODE),
+    "fchmodat2": _supervised(452, 452, _MODE),
+    "utime": _supervised(132, None, _TIMES),
+    "utimes": _supervised(235, None, _TIMES),
+    "futimesat": _supervised(261, None, _TIMES),
+    "utimensat": _supervised(280, 88, _TIMES),
+    "connect": _supervised(42, 203, "reaches the owner's servers by the path of their sockets"),
+    # -- sockets that need no connection
+    "socket": Rule((41, 198), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
+    "socketpair": Rule((53, 199), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
+    # -- namespaces and mounts
+    "clone": Rule((56, 220), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES),),)),
+    # The C library then uses clone, whose flags a filter can read.
+    "clone3": _missing(435, 435, _KERNEL),
+    "unshare": Rule((272, 97), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES | _NEW_TIME),),)),
+    "setns": Rule((308, 268), _KERNEL),
+    "mount": Rule((165, 40), _MOUNTS),
+    "umount2": Rule((166, 39), _MOUNTS),
+    "pivot_root": Rule((155, 41), _MOUNTS),
+    "chroot": Rule((161, 51), _MOUNTS),
+    "open_tree": _missing(428, 428, _MOUNTS),
+    "open_tree_attr": _missing(467, 467, _MOUNTS),
+    "move_mount": _missing(429, 429, _MOUNTS),
+    "fsopen": _missing(430, 430, _MOUNTS),
+    "fsconfig": _missing(431, 431, _MOUNTS),
+    "fsmount": _missing(432, 432, _MOUNTS),
+    "fspick": _missing(433, 433, _MOUNTS),
+    "mount_setattr": _missing(442, 442, _MOUNTS),
+    # -- the kernel's surface
+    "bpf": _missing(321, 280, _KERNEL),
+    "userfaultfd": _missing(323, 282, _KERNEL),
+    "io_uring_setup": _missing(425, 425, "performs other calls without this filter"),
+    "io_uring_enter": _missing(426, 426, "performs other calls without this filter"),
+    "io_uring_register": _missing(427, 427, "performs other calls without this filter"),
+    "quotactl": Rule((179, 60), _KERNEL),
+    "quotactl_fd": _missing(443, 443, _KERNEL),
+}
+
+_ARCHITECTURES: Final = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
+"""Column of the numbers, and the value of ``AUDIT_ARCH``."""
+
+
+def architecture() -> tuple[int, int] | None:
+    """Column of this machine in :attr:`Rule.numbers`, and its ``AUDIT_ARCH``; None if it has no column."""
+    return _ARCHITECTURES.get(platform.machine())
