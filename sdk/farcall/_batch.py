@@ -67,7 +67,9 @@ class SubmitContext:
     @functools.cached_property
     def origin(self) -> Origin | None:
         """Where the results of these calls come from: one object for all of them."""
-        return None if self.endpoint_id is None else Origin((self.endpoint_id,), self.options.result_serializers)
+        if self.endpoint_id is None:
+            return None
+        return Origin((self.endpoint_id,), self.options.result_serializers, sealed=False)
 
 
 class TaskToSubmit(Protocol):
@@ -168,8 +170,10 @@ class Batch:
         serializer: Serializer = DEFAULT_SERIALIZER,
         reference_of: Callable[[str | uuid.UUID], str] = as_id,
         endpoint_id: Callable[[str], str] | None = None,
+        make_task_id: Callable[[], str] = new_task_id,
     ) -> None:
         self._endpoint_id = endpoint_id
+        self._make_task_id = make_task_id
         self._reference_of = reference_of
         self._task_group_id = task_group_id or new_id()
         self._options: TaskOptions = options  # Any above: other checkers than mypy do not know msgspec's metaclass
@@ -221,7 +225,7 @@ class Batch:
         :raises EndpointUnknown, ConfigurationError: for a file of an endpoint that is not known by this name.
         """
         values, named = checked_call(args, kwargs)
-        task_id, function_id = new_task_id(), self._reference_of(function_id)
+        task_id, function_id = self._make_task_id(), self._reference_of(function_id)
         if self._options.memoize:
             named = sorted_kwargs(named)
         packed = pack_call(
