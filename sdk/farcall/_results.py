@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
+
 from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
 from farcall._arguments import as_id
 from farcall._future import ComputeFuture, Origin, record_of, settle_cancelled, settle_failed
@@ -23,6 +25,7 @@ from farcall_common.errors import (
     FarcallError,
     Forbidden,
     NotFound,
+    ProtocolError,
     TaskCancelled,
     TaskDeadLettered,
     TaskError,
@@ -58,17 +61,32 @@ _REFUSED_RETRY_S: Final = 30.0
 
 
 def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
-    """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
+    """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline.
+
+    :raises ProtocolError: if the answer cannot be read.
+    """
+    try:
+        return _result_from_json(task)
+    except (ArithmeticError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise ProtocolError(
+            f"The API's answer about task {task.get('task_id')} cannot be read: {error!r}",
+            hint="Is api_url the address of Farcall's API?",
+        ) from error
+
+
+def _result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
     ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
-    details, timings = _mapping(task.get("details")), _mapping(task.get("timings"))
+    details, timings, failure = (_mapping(task.get(name)) for name in ("details", "timings", "error"))
     running = {name: task[name] for name in (STAGES, PROGRESS, STAGING) if task.get(name)}  # of a task that runs
+    if failure:
+        ErrorRecord.from_json(failure)
     result = StreamResult(
         task_id=task["task_id"],
         task_group_id=task.get("task_group_id") or "",
         state=TaskState(task["status"]),
-        attempt=task.get("attempt") or 0,
-        result_blob=None if ref is None else BlobLocation(**ref),
-        error=_mapping(task.get("error")) or None,
+        attempt=int(task.get("attempt") or 0),
+        result_blob=None if ref is None else msgspec.convert(ref, BlobLocation),
+        error=failure or None,
         finished_at=None if finished_at is None else float(finished_at),
         timings={name: at for name, at in timings.items() if isinstance(at, int | float)},
         details={**running, **details},
@@ -83,7 +101,9 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def origin_from_json(task: Mapping[str, Any]) -> Origin:
     """Where the result of a task comes from, by the API's JSON."""
-    return Origin(endpoint_ids_of(task.get("endpoint_id")), tuple(task.get("result_serializers") or ()))
+    endpoint_id, strategies = task.get("endpoint_id"), task.get("result_serializers")
+    asked_for = tuple(map(str, strategies)) if isinstance(strategies, list) else ()
+    return Origin(endpoint_ids_of(str(endpoint_id or "")), asked_for)
 
 
 def endpoint_ids_of(endpoint_id: str | None) -> tuple[str, ...]:
@@ -298,7 +318,11 @@ class Collector:
         """Settle the futures of those tasks that ended. Returns how many did."""
         before = len(self._open)
         for task in tasks:
-            result, data = result_from_json(task)
+            try:
+                result, data = result_from_json(task)
+            except ProtocolError as error:
+                self.fail([task["task_id"]], error)
+                continue
             if result.state.is_terminal:
                 self._settle(result, data, origin_from_json(task))
         self._check_finished()

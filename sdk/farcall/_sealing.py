@@ -30,6 +30,7 @@ from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
     EndpointKeyChanged,
+    ErrorRecord,
     InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
@@ -374,8 +375,8 @@ class Sealer:
         must = self.must_be_sealed(result.task_id, sealed)
         changes: dict[str, Any] = {}
         if result.error is not None and (text := result.error.get("sealed")):
-            changes["error"] = self._opened_record(text, "error", result.task_id)
-            if result.state is TaskState.DEAD_LETTERED:  # the service makes one of the last failed attempt
+            changes["error"] = self._opened_error(text, result.task_id)
+            if result.error.get("code") == TaskDeadLettered.code:  # the service makes one of the last failed attempt
                 hint = " ".join(filter(None, (changes["error"].get("hint"), _said(result.error.get("hint")))))
                 changes["error"] |= {"code": TaskDeadLettered.code, "hint": hint}
         elif result.error is not None and must:
@@ -435,6 +436,13 @@ class Sealer:
         facts = unsigned_details({name: task[name] for name in (STAGES, PROGRESS, STAGING) if task.get(name)})
         error = task.get("error")
         return {**known, **facts, **({"error": unsigned_error(error)} if isinstance(error, Mapping) else {})}
+
+    def _opened_error(self, text: object, task_id: str) -> dict[str, Any]:
+        found = self._opened_record(text, "error", task_id)
+        try:
+            return ErrorRecord.from_json(found).to_json()
+        except (KeyError, ValueError, TypeError) as error:
+            raise SealInvalid(f"The error of task {task_id} is not an error record.") from error
 
     def _opened_record(self, text: object, part: str, task_id: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
         opened = self._open(str(text).encode(), part, task_id)

@@ -18,6 +18,7 @@ from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
     EndpointKeyChanged,
+    ErrorRecord,
     InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
@@ -208,17 +209,18 @@ def test_values_that_are_not_sealed_are_refused_where_they_have_to_be(lab: Lab) 
 def test_errors_and_details_are_opened(lab: Lab) -> None:
     key = answers(lab)
     error = {
-        "code": "TASK_DEAD_LETTERED",
+        "code": "OTHER",
         "message": "sealed",
         "hint": "of the cloud",
         "sealed": text(b'{"code":"WORKER_DIED","message":"m","hint":"h","traceback":"t"}', key, Answer.ERROR),
     }
     details = {"cpu_s": 1, "sealed": text(b'{"stdout_tail":"out"}', key, Answer.DETAILS)}
     found, _ = lab.sealer().opened(result(state=TaskState.FAILED, error=error, details=details), None, sealed=True)
-    assert found.error == {"code": "WORKER_DIED", "message": "m", "hint": "h", "traceback": "t"}
+    opened = ErrorRecord.from_json(found.error or {})
+    assert opened == ErrorRecord("WORKER_DIED", "m", hint="h", traceback="t")
     assert found.details == {"cpu_s": 1, "stdout_tail": "out"}
     assert unsigned_of(found.details) == {"cpu_s"}
-    letter = result(state=TaskState.DEAD_LETTERED, error=error, details=details)
+    letter = result(state=TaskState.FAILED, error={**error, "code": "TASK_DEAD_LETTERED"}, details=details)
     dead = lab.sealer().opened(letter, None, sealed=True)[0].error or {}
     assert (dead["code"], dead["hint"]) == ("TASK_DEAD_LETTERED", "h The service's hint: of the cloud")
 
@@ -238,14 +240,16 @@ def test_sealed_output_has_texts_and_places_and_nothing_else(lab: Lab) -> None:
 
 def test_error_without_a_seal_is_the_service_s_word_and_brings_no_pickle(lab: Lab) -> None:
     forged = {
-        **{"code": "TASK_FAILED", "message": "m.", "hint": "run this", "attempt": 2, "exception_data": "01\nforged"},
-        **{
-            "traceback": "t",
-            "stdout_tail": "o",
-            "reasons": ["r"],
-            "exception_type": "OSError",
-            "builtin_type": "OSError",
-        },
+        "code": "TASK_FAILED",
+        "message": "m.",
+        "hint": "run this",
+        "attempt": 2,
+        "exception_data": "01\nforged",
+        "traceback": "t",
+        "stdout_tail": "o",
+        "reasons": ["r"],
+        "exception_type": "OSError",
+        "builtin_type": "OSError",
     }
     failed = result(state=TaskState.FAILED, error=forged)
     for sealer, sealed in ((lab.sealer(), True), (lab.sealer("required"), False)):
@@ -260,14 +264,15 @@ def test_error_without_a_seal_is_the_service_s_word_and_brings_no_pickle(lab: La
 
 def test_details_without_a_seal_are_numbers_and_known_states(lab: Lab) -> None:
     forged = {
-        **{
-            "cpu_s": 1.5,
-            "python": "3.12",
-            "stdout_tail": "o",
-            "memoized_from": "x",
-            "task_transitions": {"a": 1, "b": "x"},
-        },
-        **{"values": {"0": "MDE="}, "files": [{"url": "u"}], "not a name": 1, "deep": {"a": {"b": {"c": 1}}}},
+        "cpu_s": 1.5,
+        "python": "3.12",
+        "stdout_tail": "o",
+        "memoized_from": "x",
+        "task_transitions": {"a": 1, "b": "x"},
+        "values": {"0": "MDE="},
+        "files": [{"url": "u"}],
+        "not a name": 1,
+        "deep": {"a": {"b": {"c": 1}}},
         "progress": {"done": 1, "total": 2, "text": "t", "at": 3.0},
         "staging": {"state": "staging-in", "files": 2, "url": "u", "problem": "p"},
         "stages": [
