@@ -180,6 +180,7 @@ class Batch:
         self._serializer = serializer
         self._calls: list[tuple[str, str, PackedCall]] = []
         self._spans: dict[str, str] = {}
+        self._sealed: dict[tuple[str, str], bytes] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -247,13 +248,18 @@ class Batch:
         return {"task_group_id": self.task_group_id, **options_of(self).to_json(), "tasks": tasks, "task_ids": ids}
 
     def prepared(
-        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int
+        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, endpoint_id: str, parallel: int
     ) -> Iterator[PreparedTask]:
-        """The calls ready to be sent, large payloads uploaded (``parallel`` at a time).
+        """The calls ready to be sent to an endpoint, large payloads uploaded (``parallel`` at a time). If the batch is
+        run again, they are the same bytes: sealed again, the API would take them for other tasks with the same ids.
 
         :param seal: returns the payload of a function id and a task id as it is sent.
         """
-        payloads = {task_id: seal(call.payload, function_id, task_id) for task_id, function_id, call in self._calls}
+        payloads: dict[str, bytes] = {}
+        for task_id, function_id, call in self._calls:
+            if (endpoint_id, task_id) not in self._sealed:
+                self._sealed[endpoint_id, task_id] = seal(call.payload, function_id, task_id)
+            payloads[task_id] = self._sealed[endpoint_id, task_id]
         large = {task_id: payload for task_id, payload in payloads.items() if len(payload) > INLINE_BYTES}
         with ThreadPoolExecutor(parallel, thread_name_prefix="farcall-upload") as pool:
             refs = dict(zip(large, pool.map(blobs.upload, large.values()), strict=True))

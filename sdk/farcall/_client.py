@@ -359,7 +359,7 @@ class Client(SourceCode, Sharing):
                 sources=options.sources,
             )
 
-        prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)
+        prepared = batch.prepared(self._connection.blobs, seal, endpoint_id=endpoint_id, parallel=_PARALLEL_TRANSFERS)
         for chunk in chunks(prepared, callees=len(options.callees)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)

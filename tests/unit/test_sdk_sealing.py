@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import farcall
@@ -19,6 +21,7 @@ from farcall_common.errors import (
     EndpointIncompatible,
     EndpointKeyChanged,
     ErrorRecord,
+    Forbidden,
     InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
@@ -444,3 +447,27 @@ def test_an_executor_has_a_mode_of_its_own() -> None:
         with pytest.raises(ConfigurationError):
             executor.sealed = "on"  # type: ignore[assignment]
         executor.shutdown()
+
+
+def test_batch_that_is_run_again_sends_the_same_sealed_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    bodies: list[bytes] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"sealing": SECRETS.public(endpoint_id=ENDPOINT).to_json()})
+        bodies.append(request.content)
+        if len(bodies) == 1:
+            return httpx.Response(403, json={"code": "FORBIDDEN", "message": "not now"})
+        return httpx.Response(200, json={"tasks": json.loads(request.content)["task_ids"]})
+
+    transport = httpx.MockTransport(answer)
+    with farcall.Client("http://127.0.0.1", "token", sealed="offered", transport=transport) as client:
+        batch = client.create_batch()
+        batch.add(FUNCTION, ("secret",))
+        with pytest.raises(Forbidden):
+            client.batch_run(ENDPOINT, batch)
+        client.batch_run(ENDPOINT, batch)
+        assert bodies[0] == bodies[1]
+        [[payload]] = json.loads(bodies[0])["tasks"].values()
+        assert payload.startswith("fs\n")
