@@ -27,7 +27,7 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -140,14 +140,22 @@ class SealingSecrets:
         return cls(Ed25519PrivateKey.generate(), ()).rotated(now=now)
 
     def rotated(self, *, now: float) -> SealingSecrets:
-        """With a new sealing key. A former key opens the calls that were sealed with it for as long as they live."""
-        kept = []
+        """With a new sealing key. A former key opens the calls that were sealed with it for as long as they live.
+
+        The new key is younger than the former ones by its ``created_at``, also if the clock was set back: clients
+        refuse an older one."""
+        created_at = max(int(now), *(former_at + 1 for _, former_at in self.keys), 0)
+        keys = ((X25519PrivateKey.generate(), created_at), *self.keys)
+        return SealingSecrets(self.identity, tuple(SealingSecrets(self.identity, keys).usable(now=now)))
+
+    def usable(self, *, now: float) -> Iterator[tuple[X25519PrivateKey, int]]:
+        """The keys that open calls, newest first. A former key does so for the lifetime of a call after its
+        replacement."""
         replaced_at = now
         for key, created_at in self.keys:
-            if replaced_at > now - CALL_LIFETIME_S - CLOCK_TOLERANCE_S:
-                kept.append((key, created_at))
+            if replaced_at >= now - CALL_LIFETIME_S - CLOCK_TOLERANCE_S:
+                yield key, created_at
             replaced_at = created_at
-        return SealingSecrets(self.identity, ((X25519PrivateKey.generate(), int(now)), *kept))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SealingSecrets:
@@ -274,9 +282,12 @@ def open_call(
         raise SealInvalid("The call was sealed in the future.", hint="Set the clocks of both machines.")
     if sealed_at < now - CALL_LIFETIME_S:
         raise SealInvalid("The call was sealed too long ago.", hint="Submit the call again.")
-    private = next((k for k, _ in secrets.keys if _key_id(k.public_key().public_bytes_raw()) == key_id), None)
+    usable = secrets.usable(now=now)
+    private = next((k for k, _ in usable if _key_id(k.public_key().public_bytes_raw()) == key_id), None)
     if private is None:
-        raise SealInvalid("The call was sealed with a key that the endpoint does not have.", hint=_AGAIN)
+        raise SealInvalid(
+            "The call was sealed with a key that the endpoint does not have, or replaced over 30 days ago.", hint=_AGAIN
+        )
     info = _call_info(head, endpoint_id, function_hash if kind == _BY_HASH else function_id, task_id)
     try:
         keys = _SUITE.decrypt(sealed[_HEAD.size : _HEAD.size + _WRAPPED_BYTES], private, info)

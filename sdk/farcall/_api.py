@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from farcall._arguments import as_reference
 from farcall._http import Http
-from farcall_common.errors import DeserializationError, Forbidden, TaskUnknown, Unsupported
+from farcall_common.errors import DeserializationError, Forbidden, ProtocolError, TaskUnknown, Unsupported
 
 Json = dict[str, Any]
 
@@ -191,7 +191,7 @@ class Api:
         return self._call("POST", path, body=body, retry_timeout_s=retry_timeout_s, stop=stop)
 
     def get_task(self, task_id: str) -> Json:
-        return self._call("GET", f"/v2/tasks/{quote(task_id, safe='')}")
+        return _about(task_id, self._call("GET", f"/v2/tasks/{quote(task_id, safe='')}"))
 
     def batch_status(
         self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
@@ -200,7 +200,8 @@ class Api:
         answer = self.http.call(
             "POST", "/v2/batch_status", body={"task_ids": task_ids}, retry_timeout_s=retry_timeout_s, stop=stop
         )
-        return {**answer["results"], **{task_id: _unknown(task_id) for task_id in answer.get("unknown") or ()}}
+        found = {task_id: _about(task_id, task) for task_id, task in answer["results"].items()}
+        return {**found, **{task_id: _unknown(task_id) for task_id in answer.get("unknown") or ()}}
 
     def all_status(self, task_ids: Sequence[str]) -> dict[str, Json]:
         """Tasks by id, in as many requests as that takes."""
@@ -384,6 +385,19 @@ class Blobs:
         grant = self._api.grant_blob(size_bytes=len(data), sha256=sha256)
         self._api.http.put(grant["upload_url"], data, headers=grant["headers"])
         return str(grant["blob_key"])
+
+
+def _about(task_id: str, task: Json) -> Json:
+    """An answer about a task, whose id says how it is read.
+
+    :raises ProtocolError: for an answer about another task.
+    """
+    if task["task_id"] != task_id:
+        raise ProtocolError(
+            f"The API answered a request for task {task_id} with task {task['task_id']}",
+            hint="Is api_url the address of Farcall's API?",
+        )
+    return task
 
 
 def _unknown(task_id: str) -> Json:

@@ -67,7 +67,9 @@ class SubmitContext:
     @functools.cached_property
     def origin(self) -> Origin | None:
         """Where the results of these calls come from: one object for all of them."""
-        return None if self.endpoint_id is None else Origin((self.endpoint_id,), self.options.result_serializers)
+        if self.endpoint_id is None:
+            return None
+        return Origin((self.endpoint_id,), self.options.result_serializers, sealed=False)
 
 
 class TaskToSubmit(Protocol):
@@ -168,14 +170,17 @@ class Batch:
         serializer: Serializer = DEFAULT_SERIALIZER,
         reference_of: Callable[[str | uuid.UUID], str] = as_id,
         endpoint_id: Callable[[str], str] | None = None,
+        make_task_id: Callable[[], str] = new_task_id,
     ) -> None:
         self._endpoint_id = endpoint_id
+        self._make_task_id = make_task_id
         self._reference_of = reference_of
         self._task_group_id = task_group_id or new_id()
         self._options: TaskOptions = options  # Any above: other checkers than mypy do not know msgspec's metaclass
         self._serializer = serializer
         self._calls: list[tuple[str, str, PackedCall]] = []
         self._spans: dict[str, str] = {}
+        self._sealed: dict[tuple[str, str], bytes] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -221,7 +226,7 @@ class Batch:
         :raises EndpointUnknown, ConfigurationError: for a file of an endpoint that is not known by this name.
         """
         values, named = checked_call(args, kwargs)
-        task_id, function_id = new_task_id(), self._reference_of(function_id)
+        task_id, function_id = self._make_task_id(), self._reference_of(function_id)
         if self._options.memoize:
             named = sorted_kwargs(named)
         packed = pack_call(
@@ -243,13 +248,18 @@ class Batch:
         return {"task_group_id": self.task_group_id, **options_of(self).to_json(), "tasks": tasks, "task_ids": ids}
 
     def prepared(
-        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, parallel: int
+        self, blobs: Blobs, seal: Callable[[bytes, str, str], bytes], *, endpoint_id: str, parallel: int
     ) -> Iterator[PreparedTask]:
-        """The calls ready to be sent, large payloads uploaded (``parallel`` at a time).
+        """The calls ready to be sent to an endpoint, large payloads uploaded (``parallel`` at a time). If the batch is
+        run again, they are the same bytes: sealed again, the API would take them for other tasks with the same ids.
 
         :param seal: returns the payload of a function id and a task id as it is sent.
         """
-        payloads = {task_id: seal(call.payload, function_id, task_id) for task_id, function_id, call in self._calls}
+        payloads: dict[str, bytes] = {}
+        for task_id, function_id, call in self._calls:
+            if (endpoint_id, task_id) not in self._sealed:
+                self._sealed[endpoint_id, task_id] = seal(call.payload, function_id, task_id)
+            payloads[task_id] = self._sealed[endpoint_id, task_id]
         large = {task_id: payload for task_id, payload in payloads.items() if len(payload) > INLINE_BYTES}
         with ThreadPoolExecutor(parallel, thread_name_prefix="farcall-upload") as pool:
             refs = dict(zip(large, pool.map(blobs.upload, large.values()), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import functools
 import itertools
 import os
 import time
@@ -13,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
 from farcall._arguments import as_function_id, as_id, refuse
+from farcall._details import fields_by_service, is_signed
 from farcall._display import Record, Records
 from farcall._settings import Settings, bearer_token
 from farcall._sharing import Sharing
 from farcall._stages import stages_of
 from farcall._task_info import TaskInfo, Why, target_of
 from farcall_common.backoff import Backoff
-from farcall_common.errors import FarcallError, TaskUnknown, Unsupported
+from farcall_common.errors import Conflict, FarcallError, TaskError, TaskUnknown, Unsupported
 from farcall_common.progress import PROGRESS, read_progress
 from farcall_common.staging import FILES, STAGING, read_files, read_staging
 
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from farcall._trust import ResultPolicy
     from farcall_common.payload import Serializer
     from farcall_common.qos import QoS
-    from farcall_common.task_options import OwnOptionsDict
+    from farcall_common.task_options import OwnOptionsDict, TaskOptionsDict
 
 
 Json = dict[str, Any]
@@ -270,7 +272,8 @@ class Client(SourceCode, Sharing):
         :raises SerializationError: if an argument cannot be sent; the message names it.
         :raises PayloadTooLarge: if the arguments take more than 10 MiB.
         """
-        batch = self.create_batch(memoize=memoize, container=container)
+        endpoint_id = self.find_endpoint(endpoint_id)
+        batch = self._batch(endpoint_id, memoize=memoize, container=container)
         task_id = batch.add(function_id, args, kwargs)
         self.batch_run(endpoint_id, batch)
         return task_id
@@ -295,24 +298,35 @@ class Client(SourceCode, Sharing):
         :param options: the options of tasks that an :class:`Executor` takes, too.
         :raises Unsupported: for ``create_websocket_queue``: an :class:`Executor` receives results without one.
         """
-        from farcall._batch import Batch
         from farcall._functions import strategy_names
-        from farcall_common.task_options import TaskOptions
 
         refuse("create_websocket_queue", create_websocket_queue, hint="An Executor gets its results pushed.")
-        task_options = TaskOptions.of(
+        return self._batch(
+            None,
+            task_group_id,
             resource_specification=resource_specification,
             user_endpoint_config=user_endpoint_config,
             result_serializers=strategy_names(result_serializers),
             **options,
         )
-        group_id = None if task_group_id is None else as_id(task_group_id)
+
+    def _batch(
+        self,
+        endpoint_id: str | None,
+        task_group_id: str | uuid.UUID | None = None,
+        **options: Unpack[TaskOptionsDict],
+    ) -> Batch:
+        """A batch for an endpoint; None if it is not known yet."""
+        from farcall._batch import Batch
+        from farcall_common.task_options import TaskOptions
+
         return Batch(
-            task_group_id=group_id,
-            options=task_options,
+            task_group_id=None if task_group_id is None else as_id(task_group_id),
+            options=TaskOptions.of(**options),
             serializer=self.fx_serializer,
             reference_of=self._api.reference_of,
             endpoint_id=self._connection.names.find,
+            make_task_id=functools.partial(self._connection.sealer.new_task_id, None, endpoint_id=endpoint_id),
         )
 
     def batch_run(self, endpoint_id: str | uuid.UUID, batch: Batch) -> Json:
@@ -345,7 +359,7 @@ class Client(SourceCode, Sharing):
                 sources=options.sources,
             )
 
-        prepared = batch.prepared(self._connection.blobs, seal, parallel=_PARALLEL_TRANSFERS)
+        prepared = batch.prepared(self._connection.blobs, seal, endpoint_id=endpoint_id, parallel=_PARALLEL_TRANSFERS)
         for chunk in chunks(prepared, callees=len(options.callees)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
             part = self._api.submit(endpoint_id, body)
@@ -516,7 +530,13 @@ class Client(SourceCode, Sharing):
         """
         from farcall_common.wire import new_task_id
 
-        return str(self._api.retry(self._connection.ids.task(task_id), as_task_id=new_task_id())["task_id"])
+        found = self._connection.ids.task(task_id)
+        if self._connection.sealer.was_sealed(found):
+            raise Conflict(
+                f"Task {found} is a sealed call, which its endpoint runs as this task only.",
+                hint="Submit the call again.",
+            )
+        return str(self._api.retry(found, as_task_id=new_task_id())["task_id"])
 
     def discard(self, task_id: str | uuid.UUID) -> None:
         """Discard a dead letter: it is not listed any more, and its arguments are deleted. May be repeated.
@@ -979,6 +999,7 @@ class Client(SourceCode, Sharing):
     def _info(self, task: Json) -> TaskInfo:
         from farcall._functions import as_serializer
         from farcall._results import ResultReader, origin_from_json, result_from_json
+        from farcall._sealing import without_seal
 
         result, data = result_from_json(task)
         connection = self._connection
@@ -990,11 +1011,20 @@ class Client(SourceCode, Sharing):
             allowed=as_serializer(self.fx_serializer).allowed,
         )
         value, exception, origin = None, None, origin_from_json(task)
+        is_proven = bool((result.error or {}).get("sealed"))
         try:
             result, opened = reader.opened(result, data, origin)
-            value = reader.read(result, opened, origin)
         except FarcallError as error:
-            exception = error
+            result, exception, is_proven = without_seal(result), error, False
+        else:
+            try:
+                value, is_proven = reader.read(result, opened, origin), True
+            except FarcallError as error:
+                exception = error
+        details = result.details
+        load = functools.partial(
+            reader.read_other, origin=origin, task_id=result.task_id, signed=is_signed(details, "values")
+        )
         return TaskInfo(
             task_id=result.task_id,
             state=None if isinstance(exception, TaskUnknown) else result.state,
@@ -1006,14 +1036,17 @@ class Client(SourceCode, Sharing):
             retry_of=task.get("retry_of") or "",
             environment=task.get("environment") or "",
             timings=result.timings,
-            details=result.details,
+            details=details,
             value=value,
             exception=exception,
-            stages=stages_of(result.details, lambda data, what: reader.read_other(data, origin, what)),
-            progress=read_progress(result.details.get(PROGRESS)),
-            staging=read_staging(result.details.get(STAGING)),
-            files=read_files(result.details.get(FILES)),
+            stages=stages_of(details, lambda data, what: load(data, what=what)),
+            progress=read_progress(details.get(PROGRESS)),
+            staging=read_staging(details.get(STAGING)),
+            files=read_files(details.get(FILES)),
             target=target_of(task),
+            by_service=fields_by_service(
+                details, state=not is_proven, error=not is_proven and isinstance(exception, TaskError)
+            ),
         )
 
 

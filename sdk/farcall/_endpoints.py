@@ -29,12 +29,13 @@ class EndpointRuntime:
 @dataclasses.dataclass(frozen=True)
 class _Known:
     """``owned``: whether the API says that the endpoint is the caller's; None if it did not answer. ``sealing``: its
-    public key for sealed calls, as the API reports it."""
+    public key for sealed calls, as the API reports it; ``shown``: whether the API has ever reported the endpoint."""
 
     until: float = 0.0
     runtime: EndpointRuntime = EndpointRuntime()
     owned: bool | None = None
     sealing: Mapping[str, Any] | None = None
+    shown: bool = False
 
 
 class EndpointCache:
@@ -53,9 +54,7 @@ class EndpointCache:
             try:
                 known = self._request(endpoint_id, retry_timeout_s=0)
             except FarcallError:  # nothing is known; the submit reports the error
-                known = self._put(
-                    endpoint_id, known.runtime, known.owned, sealing=known.sealing, valid_s=_RETRY_AFTER_S
-                )
+                known = self._put(endpoint_id, known, valid_s=_RETRY_AFTER_S)
         return known.runtime
 
     def sealing(self, endpoint_id: str) -> Mapping[str, Any] | None:
@@ -64,13 +63,18 @@ class EndpointCache:
         :raises FarcallError: if nothing is known, and the API does not answer.
         """
         known = self._get(endpoint_id)
-        if known.sealing is None or self._clock() >= known.until:
+        if not known.shown or self._clock() >= known.until:
             try:
                 known = self._request(endpoint_id)
             except FarcallError:
                 if known.sealing is None:
                     raise
         return known.sealing
+
+    def opens_no_seals(self, endpoint_id: str) -> bool:
+        """Whether an endpoint has no key for sealed calls, by an answer of the last minutes. Makes no request."""
+        known = self._get(endpoint_id)
+        return known.shown and known.sealing is None and self._clock() < known.until
 
     def owned(self, endpoint_id: str) -> bool | None:
         """Whether an endpoint is the caller's; None if that is not known without a request."""
@@ -89,29 +93,21 @@ class EndpointCache:
                 owned = bool(self._request(endpoint_id).owned)
             except (Forbidden, NotFound):
                 owned = False
-                self._put(endpoint_id, EndpointRuntime(), owned, valid_s=_CACHED_S)
+                self._put(endpoint_id, _Known(owned=owned), valid_s=_CACHED_S)
         return owned
 
     def _request(self, endpoint_id: str, *, retry_timeout_s: float | None = None) -> _Known:
         answer = self._api.get_endpoint(endpoint_id, retry_timeout_s=retry_timeout_s)
         sealing = found if isinstance(found := answer.get("sealing"), dict) else None
-        is_owned = answer.get("owned") is True
-        return self._put(endpoint_id, _runtime_of(answer), is_owned, sealing=sealing, valid_s=_CACHED_S)
+        known = _Known(runtime=_runtime_of(answer), owned=answer.get("owned") is True, sealing=sealing, shown=True)
+        return self._put(endpoint_id, known, valid_s=_CACHED_S)
 
     def _get(self, endpoint_id: str) -> _Known:
         with self._lock:
             return self._known.get(endpoint_id, _Known())
 
-    def _put(
-        self,
-        endpoint_id: str,
-        runtime: EndpointRuntime,
-        owned: bool | None,
-        *,
-        sealing: Mapping[str, Any] | None = None,
-        valid_s: float,
-    ) -> _Known:
-        known = _Known(self._clock() + valid_s, runtime, owned, sealing)
+    def _put(self, endpoint_id: str, known: _Known, *, valid_s: float) -> _Known:
+        known = dataclasses.replace(known, until=self._clock() + valid_s)
         with self._lock:
             self._known[endpoint_id] = known
         return known

@@ -62,7 +62,6 @@ from farcall_common.limits import MAX_SOURCES
 from farcall_common.payload import Serializer
 from farcall_common.payload.strategy import message_of
 from farcall_common.task_options import MAX_CALLEES, Callee, TaskOptions
-from farcall_common.wire import new_task_id
 
 _logger = logging.getLogger(__name__)
 
@@ -633,7 +632,8 @@ class Engine:
         :param pack: makes its payload, when the inputs are done.
         :param plan, graph: of a task that is a target of a graph.
         """
-        task = OutgoingTask(new_task_id(), function, context)
+        new_id = self._sealer.new_task_id(context.sealed, endpoint_id=context.endpoint_id)
+        task = OutgoingTask(new_id, function, context)
         task.inputs = inputs
         if plan is not None and graph is not None:
             task.graph = weakref.ref(graph)
@@ -695,12 +695,13 @@ class Engine:
         result, _ = result_from_json(self._api.get_task(task.task_id))
         return self._reader.opened(result, None, task.origin or Origin(()))[0].details
 
-    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+    def read(self, task: TaskRecord, data: bytes, what: str, *, signed: bool) -> Any:
         """See :class:`farcall._future.FutureOwner`.
 
         :raises ResultRefused, DeserializationError: as :meth:`ResultReader.read_other`.
         """
-        return self._reader.read_other(data, task.origin or Origin(()), f"{what} of task {task.task_id}")
+        origin, what = task.origin or Origin(()), f"{what} of task {task.task_id}"
+        return self._reader.read_other(data, origin, what, task_id=task.task_id, signed=signed)
 
     def unsettled(self) -> list[ComputeFuture[Any]]:
         """The futures that are not done."""

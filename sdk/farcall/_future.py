@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
+from farcall._details import BY_SERVICE, is_signed, listed
 from farcall._display import card, shortened
 from farcall._stages import Stages, stages_of
 from farcall._task_info import Why
@@ -115,11 +116,11 @@ _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 class Origin:
     """Where a result comes from: the endpoints that may have written it, none if unknown, and the strategies that
     its submitter asked for, none if any. Not as the endpoint reports it. ``sealed``: whether the call was sealed,
-    and so has to be the result."""
+    and so has to be the result; None if this client did not submit it: then its id says so."""
 
     endpoint_ids: tuple[str, ...]
     result_serializers: tuple[str, ...] = ()
-    sealed: bool = False
+    sealed: bool | None = None
 
 
 class TaskRecord:
@@ -193,8 +194,8 @@ class FutureOwner(Protocol):
     def details(self, task: TaskRecord, /) -> Mapping[str, Any]:
         """The details of a task, by the API."""
 
-    def read(self, task: TaskRecord, data: bytes, what: str, /) -> Any:
-        """A value that a task has sent beside its result."""
+    def read(self, task: TaskRecord, data: bytes, what: str, /, *, signed: bool) -> Any:
+        """A value that a task has sent beside its result; ``signed``: under its seal."""
 
 
 class ComputeFuture(GuardedFuture[T]):
@@ -252,6 +253,12 @@ class ComputeFuture(GuardedFuture[T]):
             "error": error and str(error),
             "result": shortened(self.result()) if self._state_text() == "succeeded" else None,
         }
+        origin = self._record.origin
+        if origin is not None and origin.sealed:
+            # A value or an error proves the state. Without one, as of a cancelled call, the service says it.
+            unproven = [] if self.done() and not self.cancelled() else ["state"]
+            unsigned = [] if is_signed(self.details, PROGRESS) else ["progress"]
+            known[BY_SERVICE] = listed(each for each in (*unproven, "attempts", *unsigned) if known[each])
         return card("Call", known)
 
     def _state_text(self) -> str:
@@ -318,10 +325,10 @@ class ComputeFuture(GuardedFuture[T]):
 
         :raises FarcallError: if the API cannot be reached.
         """
-        record = self._record
+        record, details = self._record, self._known_details()
         return stages_of(
-            self._known_details(),
-            functools.partial(self._owner.read, record),
+            details,
+            functools.partial(self._owner.read, record, signed=is_signed(details, "values")),
             numbers=record.stage_numbers,
             graph=record.graph,
         )

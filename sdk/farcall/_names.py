@@ -143,7 +143,7 @@ class Ids:
             return whole
         if not _ID_BEGINS.fullmatch(text.lower()):
             raise InvalidRequest(f"{text!r} is not the id of a {kind}", hint="Its first digits are enough, 4 or more.")
-        found = self._api.find_ids(kind, text.lower())
+        found = _beginning_with(text, self._api.find_ids(kind, text.lower()))
         if not found:
             raise _UNKNOWN[kind](f"there is no {kind} with an id that begins with {text}")
         return _only(kind, text, found)

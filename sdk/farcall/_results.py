@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ThreadPoolExecutor
 from typing import Any, Final
 
+import msgspec
+
 from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
 from farcall._arguments import as_id
 from farcall._future import ComputeFuture, Origin, record_of, settle_cancelled, settle_failed
@@ -23,6 +25,7 @@ from farcall_common.errors import (
     FarcallError,
     Forbidden,
     NotFound,
+    ProtocolError,
     TaskCancelled,
     TaskDeadLettered,
     TaskError,
@@ -33,6 +36,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.graphs import STAGES
 from farcall_common.payload import Piece, Serializer, load_user_data
 from farcall_common.payload import task_error as error_of_record
 from farcall_common.payload.data import writers
@@ -57,28 +61,49 @@ _REFUSED_RETRY_S: Final = 30.0
 
 
 def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
-    """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline."""
+    """A task of the API's JSON in the form in which the stream pushes results, and its value if that is inline.
+
+    :raises ProtocolError: if the answer cannot be read.
+    """
+    try:
+        return _result_from_json(task)
+    except (ArithmeticError, KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
+        raise ProtocolError(
+            f"The API's answer about task {task.get('task_id')} cannot be read: {error!r}",
+            hint="Is api_url the address of Farcall's API?",
+        ) from error
+
+
+def _result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
     ref, value, finished_at = task.get("result_ref"), task.get("result"), task.get("completion_t")
-    details: dict[str, Any] = task.get("details") or {}
-    running = {name: task[name] for name in ("stages", PROGRESS, STAGING) if task.get(name)}  # of a task that runs
-    details = {**running, **details}
+    details, timings, failure = (_mapping(task.get(name)) for name in ("details", "timings", "error"))
+    running = {name: task[name] for name in (STAGES, PROGRESS, STAGING) if task.get(name)}  # of a task that runs
+    if failure:
+        ErrorRecord.from_json(failure)
     result = StreamResult(
         task_id=task["task_id"],
         task_group_id=task.get("task_group_id") or "",
         state=TaskState(task["status"]),
-        attempt=task.get("attempt") or 0,
-        result_blob=None if ref is None else BlobLocation(**ref),
-        error=task.get("error"),
+        attempt=int(task.get("attempt") or 0),
+        result_blob=None if ref is None else msgspec.convert(ref, BlobLocation),
+        error=failure or None,
         finished_at=None if finished_at is None else float(finished_at),
-        timings=task.get("timings") or {},
-        details=details,
+        timings={name: at for name, at in timings.items() if isinstance(at, int | float)},
+        details={**running, **details},
     )
-    return result, None if value is None else value.encode()
+    return result, None if value is None else str(value).encode()
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """An object of an answer; empty for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def origin_from_json(task: Mapping[str, Any]) -> Origin:
     """Where the result of a task comes from, by the API's JSON."""
-    return Origin(endpoint_ids_of(task.get("endpoint_id")), tuple(task.get("result_serializers") or ()))
+    endpoint_id, strategies = task.get("endpoint_id"), task.get("result_serializers")
+    asked_for = tuple(map(str, strategies)) if isinstance(strategies, list) else ()
+    return Origin(endpoint_ids_of(str(endpoint_id or "")), asked_for)
 
 
 def endpoint_ids_of(endpoint_id: str | None) -> tuple[str, ...]:
@@ -150,7 +175,7 @@ class ResultReader:
         :raises SealInvalid: if a seal cannot be opened.
         :raises ResultRefused: if the value has to be sealed and is not.
         """
-        return self._sealer.opened(result, data, must=origin.sealed)
+        return self._sealer.opened(result, data, sealed=origin.sealed)
 
     def needs_request(self, result: StreamResult, data: Piece | None, origin: Origin) -> bool:
         """Whether :meth:`read` may block."""
@@ -179,21 +204,23 @@ class ResultReader:
         serializer = self._serializer_for(found, origin, f"the result of task {result.task_id}")
         return _load(serializer, found, origin)
 
-    def read_other(self, data: bytes, origin: Origin, what: str) -> Any:
+    def read_other(self, data: bytes, origin: Origin, what: str, *, task_id: str, signed: bool) -> Any:
         """A value that came beside the result of a task.
 
         :param what: the subject of the message of an error.
+        :param signed: whether it was under the seal of the task.
         :raises ResultRefused: if it may not be read here.
         :raises DeserializationError: if it cannot be read here.
         :raises FarcallError: if the API cannot be asked whose the endpoint is.
         """
+        self._sealer.check_signed(what, task_id, sealed=origin.sealed, signed=signed)
         return _load(self._serializer_for(data, origin, what), data, origin)
 
     def _serializer_for(self, found: Piece, origin: Origin, what: str) -> Serializer:
         return self._policy.serializer_for(found, origin, allowed=self.allowed, what=what)
 
     def _fetch(self, result: StreamResult, origin: Origin) -> Piece:
-        return self._sealer.opened_value(self._fetch_as_stored(result), result.task_id, must=origin.sealed)
+        return self._sealer.opened_value(self._fetch_as_stored(result), result.task_id, sealed=origin.sealed)
 
     def _fetch_as_stored(self, result: StreamResult) -> Piece:
         found = self._download(result.result_blob)
@@ -291,7 +318,11 @@ class Collector:
         """Settle the futures of those tasks that ended. Returns how many did."""
         before = len(self._open)
         for task in tasks:
-            result, data = result_from_json(task)
+            try:
+                result, data = result_from_json(task)
+            except ProtocolError as error:
+                self.fail([task["task_id"]], error)
+                continue
             if result.state.is_terminal:
                 self._settle(result, data, origin_from_json(task))
         self._check_finished()

@@ -1,13 +1,20 @@
 """Sealed calls of a client: seals calls to the keys of endpoints, opens their answers, and keeps what that needs.
 
 An endpoint is trusted at its first use, as a host is by SSH: the fingerprint of its identity is kept in
-``known_endpoints`` of Farcall's home directory, a line with its id for each endpoint. The user's secret, from which the
-keys of all answers are derived, is ``sealing.secret`` there, or ``FARCALL_SEALING_SECRET``.
+``known_endpoints`` of Farcall's home directory, and the age of its newest sealing key. The user's secret, from which
+the keys of all answers are derived, is ``sealing.secret`` there, or ``FARCALL_SEALING_SECRET``. Ids of sealed calls
+have a mark of this secret (:func:`farcall_common.wire.has_mark`); ``sealed_tasks`` there has the exceptions.
+
+Of a sealed call, only what is under the seal is the endpoint's. The rest is the service's word: the client keeps
+numbers of it and says so where it shows them, and reads nothing of it as a value.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import datetime as dt
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,29 +23,45 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
 import msgspec
 
+from farcall._details import SealedDetails
 from farcall._endpoints import EndpointCache
 from farcall_common.credentials import find_home, from_environment, read_settings
 from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
     EndpointKeyChanged,
+    ErrorRecord,
     InvalidRequest,
     PayloadTooLarge,
     ResultRefused,
     SealInvalid,
+    TaskDeadLettered,
+    TaskFailed,
 )
 from farcall_common.files import warn_if_shared, write_private
+from farcall_common.graphs import MAX_STATES, STAGES, STATES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import Piece
-from farcall_common.wire import StreamResult, TaskState
+from farcall_common.progress import PROGRESS
+from farcall_common.staging import FILES, STAGING, read_staging
+from farcall_common.wire import StreamResult, TaskState, has_mark, new_task_id
 
 if TYPE_CHECKING:
     from farcall_common.sealing import SealingKey
 
 SealMode = Literal["off", "offered", "required"]
 _MODES: Final[tuple[SealMode, ...]] = ("off", "offered", "required")
+_SECRET_FILE: Final = "sealing.secret"  # noqa: S105 - a name
 _SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"  # noqa: S105 - a name
 _SEALED: Final = (b"fs\n", b"bs\n")
+_SAYS: Final = "the service says so, the endpoint has not signed it"
+#: What is kept of an error that is not sealed and must be, beside its text: facts, not values and texts of the task.
+_FACTS: Final = ("fault", "retryable", "retry_after_s", "attempt", "endpoint_id", "retries_used")
+#: Details that are not numbers, or of which the endpoint seals more than numbers.
+_NOT_NUMBERS: Final = (STAGES, VALUES, PROGRESS, STAGING, FILES)
+_MOST_NAME: Final = 64
+
+_logger = logging.getLogger("farcall")
 
 _SealedStream = TypedDict("_SealedStream", {"from": int, "next": int, "text": str})
 
@@ -74,11 +97,62 @@ def seal_mode(found: str) -> SealMode:
     raise ConfigurationError(f"sealed is {found!r}", hint=f"It is one of {', '.join(_MODES)}.")
 
 
+class _Lines:
+    """Lines of a file that several processes write. May be used from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path: Path = path
+        self._known: tuple[object, dict[str, str]] = None, {}
+
+    def read(self) -> dict[str, str]:
+        """The second word of each line by the first one; the last line with a word counts.
+
+        :raises ConfigurationError: if the file cannot be read.
+        """
+        try:
+            found = self.path.stat()
+            state = found.st_ino, found.st_mtime_ns, found.st_size
+            if self._known[0] != state:
+                pairs = (line.split() for line in self.path.read_text().splitlines() if not line.startswith("#"))
+                self._known = state, {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+            return self._known[1]
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{self.path} cannot be read: {error}") from error
+
+    def write(self, lines: Mapping[str, str]) -> None:
+        """Replace the lines.
+
+        :raises ConfigurationError: if the file cannot be written.
+        """
+        try:
+            write_private(self.path, "".join(f"{name} {text}\n" for name, text in lines.items()).encode())
+        except OSError as error:
+            raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}") from error
+
+    def append(self, name: str, text: str) -> None:
+        """Add a line.
+
+        :raises OSError: if the file cannot be written.
+        """
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            file.write(f"{name} {text}\n".encode())
+
+
 class KnownEndpoints:
-    """The fingerprints of the endpoints that this user has sealed calls to. May be used from any thread."""
+    """The fingerprints of the endpoints that this user has sealed calls to, and the ages of their newest sealing keys.
+    May be used from any thread.
+
+    ::
+
+        ID FINGERPRINT
+        ID:newest-key EPOCH_SECONDS         a line of its own: earlier releases keep it when they write the file
+    """
 
     def __init__(self, home: Path) -> None:
-        self._path = home / "known_endpoints"
+        self._lines = _Lines(home / "known_endpoints")
         self._lock = threading.Lock()
 
     def get(self, endpoint_id: str) -> str | None:
@@ -86,52 +160,69 @@ class KnownEndpoints:
 
         :raises ConfigurationError: if the file cannot be read.
         """
-        return self._read().get(endpoint_id)
+        return self._lines.read().get(endpoint_id)
 
-    def put(self, endpoint_id: str, fingerprint: str) -> None:
-        """Keep the fingerprint of an endpoint.
+    def newest(self, endpoint_id: str) -> int:
+        """Epoch seconds at which the newest sealing key of an endpoint was made, as far as known; else 0.
+
+        :raises ConfigurationError: if the file cannot be read.
+        """
+        text = self._lines.read().get(_newest_key(endpoint_id), "")
+        return int(text) if text.isdecimal() else 0
+
+    def put(self, endpoint_id: str, fingerprint: str, *, created_at: int) -> None:
+        """Keep the fingerprint of an endpoint, and when its sealing key was made.
 
         :raises ConfigurationError: if the file cannot be read or written.
         """
         with self._lock:
-            known = self._read() | {endpoint_id: fingerprint}
-            try:
-                write_private(self._path, "".join(f"{id_} {text}\n" for id_, text in known.items()).encode())
-            except OSError as error:
-                raise ConfigurationError(f"{self._path} cannot be written: {error.strerror}") from error
+            known = {endpoint_id: fingerprint, _newest_key(endpoint_id): str(created_at)}
+            self._lines.write(self._lines.read() | known)
 
-    def check(self, endpoint_id: str, found: str | None) -> None:
-        """Compare the identity that an endpoint shows with the one that is kept; None: it shows none.
+    def check(self, endpoint_id: str, found: str | None, *, created_at: int = 0) -> None:
+        """Compare what an endpoint shows with what is kept: its identity, None if it shows none, and the age of its
+        sealing key.
 
-        :raises EndpointKeyChanged: if it is another one.
+        :raises EndpointKeyChanged: if the identity is another one, or the key older than one that it had.
         """
         known = self.get(endpoint_id)
-        if known is None or known == found:
+        if known is None:
             return
-        shows = f"shows the identity {found}" if found else "offers no sealing key any more"
-        raise EndpointKeyChanged(
-            f"endpoint {endpoint_id} {shows}; this user knows it with {known}",
-            hint="Another party may want to read your calls. Ask the endpoint's owner for the output of "
-            "`farcall-endpoint fingerprint`; if the change is right, run "
-            f"`farcall endpoints fingerprint {endpoint_id} --accept`.",
-        )
+        accept = f"`farcall endpoints fingerprint {endpoint_id} --accept`"
+        if known != found:
+            shows = f"shows the identity {found}" if found else "offers no sealing key any more"
+            raise EndpointKeyChanged(
+                f"endpoint {endpoint_id} {shows}; this user knows it with {known}",
+                hint="Another party may want to read your calls. Ask the endpoint's owner for the output of "
+                f"`farcall-endpoint fingerprint`; if the change is right, run {accept}.",
+            )
+        if created_at < (newest := self.newest(endpoint_id)):
+            raise EndpointKeyChanged(
+                f"endpoint {endpoint_id} shows a sealing key of {_utc(created_at)}, which it has replaced; expected "
+                f"the one of {_utc(newest)}, or a newer one",
+                hint="Another party may have a key that was replaced, and want to read your calls. Ask the endpoint's "
+                "owner. If its files came from a backup, `farcall-endpoint fingerprint NAME --rotate` and a restart "
+                f"make a new key; to accept the old one, run {accept}.",
+            )
 
     def forget(self, endpoint_id: str) -> None:
         """Treat an endpoint as new."""
         with self._lock:
-            known = self._read()
-            if known.pop(endpoint_id, None) is not None:
-                write_private(self._path, "".join(f"{id_} {text}\n" for id_, text in known.items()).encode())
+            known = self._lines.read()
+            if endpoint_id in known:
+                gone = {endpoint_id, _newest_key(endpoint_id)}
+                self._lines.write({name: text for name, text in known.items() if name not in gone})
 
-    def _read(self) -> dict[str, str]:
-        try:
-            lines = self._path.read_text().splitlines()
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{self._path} cannot be read: {error}") from error
-        pairs = (line.split() for line in lines if not line.startswith("#"))
-        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+def _newest_key(endpoint_id: str) -> str:
+    return f"{endpoint_id}:newest-key"
+
+
+def _utc(at: int) -> str:
+    try:
+        return dt.datetime.fromtimestamp(at, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return str(at)
 
 
 class Sealer:
@@ -153,6 +244,7 @@ class Sealer:
         self._environ = environ
         self._home = find_home(environ) if home is None else home
         self.known: KnownEndpoints = KnownEndpoints(self._home)
+        self._exceptions = _Lines(self._home / "sealed_tasks")
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._checked: dict[str, tuple[Mapping[str, Any], SealingKey]] = {}
@@ -161,6 +253,44 @@ class Sealer:
     def mode(self) -> SealMode:
         """The mode of calls that do not have their own."""
         return self._mode()
+
+    def new_task_id(self, mode: SealMode | None, *, endpoint_id: str | None) -> str:
+        """The id of a new task: with a mark if its call will be sealed, as far as that is known without a request.
+
+        :param endpoint_id: None if the endpoint is not known yet.
+        :raises ConfigurationError: if calls must be sealed, and there is no secret and none can be made.
+        """
+        mode = mode or self.mode
+        if mode == "off":
+            return new_task_id()
+        try:
+            if mode == "offered" and endpoint_id is not None and self._opens_no_seals(endpoint_id):
+                return new_task_id()
+            return new_task_id(self._user_secret())
+        except ConfigurationError:
+            if mode == "required":
+                raise
+            return new_task_id()  # the submit reports the error, if the call is sealed
+
+    def was_sealed(self, task_id: str) -> bool:
+        """Whether the call of a task was sealed, by what this user has kept of it: not by the word of the cloud.
+        Without the user's secret, that is not known, and the answer is no.
+
+        :raises ConfigurationError: if the secret or the exceptions cannot be read.
+        """
+        with self._lock:
+            secret = self._secret = self._secret or self._read_secret()
+        if secret is None:
+            return False
+        exception = self._exceptions.read().get(task_id)
+        return exception == "sealed" if exception else has_mark(task_id, secret)
+
+    def must_be_sealed(self, task_id: str, sealed: bool | None) -> bool:
+        """Whether answers about a task are read only if they are sealed.
+
+        :param sealed: whether its call was; None if this process does not know it.
+        """
+        return self.mode == "required" or (self.was_sealed(task_id) if sealed is None else sealed)
 
     def seal(
         self,
@@ -175,6 +305,7 @@ class Sealer:
     ) -> bytes:
         """A call as it is sent: sealed, or as it is if the mode is "off", or "offered" and the endpoint has no key.
 
+        :param task_id: of :meth:`new_task_id`. If its mark turns out to be wrong, that is written down.
         :param function: the SHA-256 of its body in hex, or its id, with or without a version.
         :param callees: likewise, the functions that it calls.
         :param sources: the endpoints whose files it reads.
@@ -194,6 +325,7 @@ class Sealer:
                     f"endpoint {endpoint_id} opens no sealed calls",
                     hint="Ask its owner to set `sealed: offered`, or submit with sealed='offered'.",
                 )
+            self._note(task_id, sealed=False)
             return payload
         if sources:
             raise InvalidRequest(
@@ -208,7 +340,7 @@ class Sealer:
             endpoint_id=endpoint_id,
             function=function.partition("@")[0],
             task_id=task_id,
-            key=answer_key(self._user_secret(make=True), task_id=task_id),
+            key=answer_key(self._user_secret(), task_id=task_id),
             max_text_bytes=MAX_INLINE_BYTES,
             callees=[each.partition("@")[0] for each in callees],
         )
@@ -216,10 +348,11 @@ class Sealer:
             raise PayloadTooLarge(
                 f"the arguments take {len(sealed)} bytes when sealed; the limit is {MAX_PAYLOAD_BYTES}"
             )
+        self._note(task_id, sealed=True)
         return sealed
 
-    def fingerprint(self, endpoint_id: str) -> str | None:
-        """The fingerprint that the API reports now, whose signature is right; None if the endpoint has no key.
+    def reported(self, endpoint_id: str) -> SealingKey | None:
+        """The sealing key that the API reports now, whose signature is right; None if the endpoint has none.
 
         :raises SealInvalid: if the signature is wrong.
         :raises FarcallError: if the API does not answer.
@@ -227,29 +360,34 @@ class Sealer:
         from farcall_common.sealing import SealingKey
 
         found = self._endpoints.sealing(endpoint_id)
-        return None if found is None else SealingKey.verified(found, endpoint_id=endpoint_id).fingerprint
+        return None if found is None else SealingKey.verified(found, endpoint_id=endpoint_id)
 
-    def opened(self, result: StreamResult, data: Piece | None, *, must: bool) -> tuple[StreamResult, Piece | None]:
-        """A result and its value, opened if they are sealed.
+    def opened(
+        self, result: StreamResult, data: Piece | None, *, sealed: bool | None
+    ) -> tuple[StreamResult, Piece | None]:
+        """A result and its value, opened if they are sealed. Of what must be sealed and is not, numbers are left, and
+        the text of an error, which says that it is the service's word.
 
-        :param must: whether the call was sealed, so that its value has to be.
+        :param sealed: as of :meth:`must_be_sealed`.
         :raises SealInvalid: if a seal cannot be opened.
         :raises ResultRefused: for a value that is not sealed and must be.
         """
+        must = self.must_be_sealed(result.task_id, sealed)
         changes: dict[str, Any] = {}
         if result.error is not None and (text := result.error.get("sealed")):
-            opened = self._opened_record(text, "error", result.task_id)
-            # The cloud knows better how a task ended, and what to do about it.
-            said = {name: value for name in ("code", "hint") if (value := result.error.get(name))}
-            changes["error"] = opened | said
-        elif result.error is not None and (must or self.mode == "required"):
-            # From the cloud, or an endpoint that could not open the call.
-            changes["error"] = {**result.error, "exception_data": None}
+            changes["error"] = self._opened_error(text, result.task_id)
+            if result.error.get("code") == TaskDeadLettered.code:  # the service makes one of the last failed attempt
+                hint = " ".join(filter(None, (changes["error"].get("hint"), _said(result.error.get("hint")))))
+                changes["error"] |= {"code": TaskDeadLettered.code, "hint": hint}
+        elif result.error is not None and must:
+            changes["error"] = unsigned_error(result.error)
         if text := result.details.get("sealed"):
-            rest = {name: value for name, value in result.details.items() if name != "sealed"}
-            changes["details"] = rest | self._opened_record(text, "details", result.task_id)
+            numbers = {name: each for name, each in _numbers(result.details).items() if name not in _NOT_NUMBERS}
+            changes["details"] = SealedDetails(self._opened_record(text, "details", result.task_id), numbers)
+        elif must:
+            changes["details"] = unsigned_details(result.details)
         if data is not None and result.state is TaskState.SUCCESS:
-            data = self.opened_value(data, result.task_id, must=must)
+            data = self.opened_value(data, result.task_id, sealed=must)
         return msgspec.structs.replace(result, **changes) if changes else result, data
 
     def opened_output(self, task_id: str, answer: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -260,21 +398,51 @@ class Sealer:
         """
         if text := answer.get("sealed"):
             return {**answer, **self._opened_record(text, "output", task_id, _SealedOutput)}
-        return {**answer, "stdout": None, "stderr": None} if self.mode == "required" else answer
+        if not self.must_be_sealed(task_id, None):
+            return answer
+        has_text = any((answer.get(stream) or {}).get("text") for stream in ("stdout", "stderr"))
+        return {**answer, "stdout": None, "stderr": None, **({"reason": "NOT_SEALED"} if has_text else {})}
 
-    def opened_value(self, data: Piece, task_id: str, *, must: bool) -> Piece:
+    def opened_value(self, data: Piece, task_id: str, *, sealed: bool | None) -> Piece:
         """A value, opened if it is sealed.
 
         :raises SealInvalid, ResultRefused: as :meth:`opened`.
         """
         if bytes(data[:3]) in _SEALED:
             return self._open(data, "result", task_id)
-        if must or self.mode == "required":
-            hint = "It is not from the endpoint, which seals the answers of sealed calls."
-            if not must:
-                hint = "If the call was not sealed, read its result with sealed='offered'."
-            raise ResultRefused(f"the result of task {task_id} is not sealed", hint=hint)
+        self.check_signed(f"the result of task {task_id}", task_id, sealed=sealed, signed=False)
         return data
+
+    def check_signed(self, what: str, task_id: str, *, sealed: bool | None, signed: bool) -> None:
+        """Refuse a value that was not under the seal of its task and must be.
+
+        :raises ResultRefused: with ``what`` as its subject.
+        """
+        if signed or not self.must_be_sealed(task_id, sealed):
+            return
+        raise ResultRefused(
+            f"{what} is not sealed; expected a seal of the endpoint",
+            hint="The service may have exchanged it: the endpoint seals its answers to sealed calls. Submit the call "
+            "again; if the call was not sealed, read its result with sealed='offered', and with the file "
+            f"{self._exceptions.path.name} of the machine that submitted it.",
+        )
+
+    def shown(self, task: dict[str, Any]) -> dict[str, Any]:
+        """An entry of the API about a task as it may be shown without opening it: of a sealed call without texts of
+        the service, but for that of an error, which is marked."""
+        if not self.must_be_sealed(str(task.get("task_id")), None):
+            return task
+        known = {name: each for name, each in task.items() if name not in (*_NOT_NUMBERS, "details", "error")}
+        facts = unsigned_details({name: task[name] for name in (STAGES, PROGRESS, STAGING) if task.get(name)})
+        error = task.get("error")
+        return {**known, **facts, **({"error": unsigned_error(error)} if isinstance(error, Mapping) else {})}
+
+    def _opened_error(self, text: object, task_id: str) -> dict[str, Any]:
+        found = self._opened_record(text, "error", task_id)
+        try:
+            return ErrorRecord.from_json(found).to_json()
+        except (KeyError, ValueError, TypeError) as error:
+            raise SealInvalid(f"The error of task {task_id} is not an error record.") from error
 
     def _opened_record(self, text: object, part: str, task_id: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
         opened = self._open(str(text).encode(), part, task_id)
@@ -286,40 +454,70 @@ class Sealer:
     def _open(self, data: Piece, part: str, task_id: str) -> memoryview:
         from farcall_common.sealing import Answer, answer_key, open_answer
 
-        key = answer_key(self._user_secret(make=False), task_id=task_id)
-        return open_answer(data, key, part=Answer(part), task_id=task_id)
+        with self._lock:
+            secret = self._secret = self._secret or self._read_secret()
+        if secret is None:
+            path = self._home / _SECRET_FILE
+            raise SealInvalid(
+                "The answer is sealed, and there is no secret to open it with.",
+                hint=f"Copy {path.name} from the machine that submitted the task to {path}, or set "
+                f"{_SECRET_VARIABLE} to its content.",
+            )
+        return open_answer(data, answer_key(secret, task_id=task_id), part=Answer(part), task_id=task_id)
 
     def _key_of(self, endpoint_id: str) -> SealingKey | None:
         found = self._endpoints.sealing(endpoint_id)
         if found is None:
             self.known.check(endpoint_id, None)
             return None
-        checked = self._checked.get(endpoint_id)
-        if checked is not None and checked[0] == found:
-            return checked[1]
-        from farcall_common.sealing import SealingKey
+        known = self._checked.get(endpoint_id)
+        if known is not None and known[0] == found:
+            key = known[1]
+        else:
+            from farcall_common.sealing import SealingKey
 
-        key = SealingKey.verified(found, endpoint_id=endpoint_id)
-        self.known.check(endpoint_id, key.fingerprint)
-        if self.known.get(endpoint_id) is None:
-            self.known.put(endpoint_id, key.fingerprint)
+            key = SealingKey.verified(found, endpoint_id=endpoint_id)
+        self.known.check(endpoint_id, key.fingerprint, created_at=key.created_at)
+        if self.known.get(endpoint_id) is None or self.known.newest(endpoint_id) < key.created_at:
+            self.known.put(endpoint_id, key.fingerprint, created_at=key.created_at)
         self._checked[endpoint_id] = found, key
         return key
 
-    def _user_secret(self, *, make: bool) -> bytes:
-        """The user's secret.
+    def _opens_no_seals(self, endpoint_id: str) -> bool:
+        """Whether a call to an endpoint will be sent as it is in the mode "offered"."""
+        return self._endpoints.opens_no_seals(endpoint_id) and self.known.get(endpoint_id) is None
 
-        :param make: whether to make one if there is none.
+    def _note(self, task_id: str, *, sealed: bool) -> None:
+        """Write down whether a call was sealed, unless its id says so.
+
+        :raises ConfigurationError: if that cannot be written, and the call is sealed.
+        """
+        if self.was_sealed(task_id) == sealed:
+            return
+        try:
+            self._exceptions.append(task_id, "sealed" if sealed else "open")
+        except OSError as error:
+            problem = f"{self._exceptions.path} cannot be written: {error.strerror}"
+            if sealed:
+                raise ConfigurationError(problem) from error
+            _logger.warning("%s. The result of task %s is read by this process only.", problem, task_id)
+
+    def _user_secret(self) -> bytes:
+        """The user's secret, which is made if there is none.
+
+        :raises ConfigurationError: if it cannot be read or made.
         """
         with self._lock:
             if self._secret is None:
-                self._secret = self._read_secret(make=make)
+                self._secret = self._read_secret() or self._make_secret()
             return self._secret
 
-    def _read_secret(self, *, make: bool) -> bytes:
-        from farcall_common.sealing import decode_secret, encode_secret, new_secret
+    def _read_secret(self) -> bytes | None:
+        """The user's secret; None if there is none.
 
-        path = self._home / "sealing.secret"
+        :raises ConfigurationError: if it cannot be read.
+        """
+        path = self._home / _SECRET_FILE
         source, text = _SECRET_VARIABLE, (self._environ.get(_SECRET_VARIABLE) or "").strip()
         if not text:
             source = str(path)
@@ -327,24 +525,70 @@ class Sealer:
                 text = path.read_text()
                 warn_if_shared(path)
             except FileNotFoundError:
-                if not make:
-                    raise SealInvalid(
-                        "The answer is sealed, and there is no secret to open it with.",
-                        hint=f"Copy {path.name} from the machine that submitted the task to {path}, or set "
-                        f"{_SECRET_VARIABLE} to its content.",
-                    ) from None
-                self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-                try:
-                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-                except FileExistsError:  # another process was faster
-                    return self._read_secret(make=False)
-                secret = new_secret()
-                with os.fdopen(descriptor, "w") as file:
-                    file.write(encode_secret(secret) + "\n")
-                return secret
+                return None
             except OSError as error:
                 raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+        from farcall_common.sealing import decode_secret
+
         try:
             return decode_secret(text)
         except ValueError as error:
             raise ConfigurationError(f"{source} is not a sealing secret: {error}") from error
+
+    def _make_secret(self) -> bytes:
+        from farcall_common.sealing import encode_secret, new_secret
+
+        path, secret = self._home / _SECRET_FILE, new_secret()
+        try:
+            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(encode_secret(secret) + "\n")
+        except FileExistsError:  # another process was faster
+            return self._read_secret() or self._make_secret()
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from error
+        return secret
+
+
+def without_seal(result: StreamResult) -> StreamResult:
+    """What is kept of a result of a sealed call that cannot be opened."""
+    error = None if result.error is None else unsigned_error(result.error)
+    return msgspec.structs.replace(result, error=error, details=unsigned_details(result.details))
+
+
+def unsigned_details(details: Mapping[str, Any]) -> SealedDetails:
+    """What is kept of details that must be sealed and are not: numbers, and states out of fixed lists."""
+    found = {name: each for name, each in _numbers(details).items() if name not in (STAGES, VALUES, FILES)}
+    rows = details.get(STAGES)
+    if isinstance(rows, list):
+        states = (row for row in rows[:MAX_STATES] if isinstance(row, Mapping) and str(row.get("state")) in STATES)
+        found[STAGES] = [{**_numbers(row), "name": "", "state": str(row["state"])} for row in states]
+    if staging := read_staging(details.get(STAGING)):
+        found[STAGING] = dataclasses.replace(staging, url="", problem="").to_json()
+    return SealedDetails({}, found)
+
+
+def unsigned_error(error: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of an error that must be sealed and is not: its text, marked, and facts."""
+    kept = {name: error[name] for name in _FACTS if isinstance(error.get(name), bool | int | float | str)}
+    message, code = str(error.get("message", "")).removesuffix("."), str(error.get("code"))
+    named = {"code": code if code.isidentifier() else TaskFailed.code, "message": f"{message} ({_SAYS})"}
+    return {**kept, **named, "hint": _said(error.get("hint"))}
+
+
+def _said(hint: object) -> str:
+    return f"The service's hint: {hint}" if hint else ""
+
+
+def _numbers(values: Mapping[Any, Any], *, depth: int = 2) -> dict[str, Any]:
+    """The numbers of details, and those inside of mappings there."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_NAME:
+            continue
+        if isinstance(value, int | float):
+            found[name] = value
+        elif isinstance(value, Mapping) and depth and (inside := _numbers(value, depth=depth - 1)):
+            found[name] = inside
+    return found

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, overload
 
+from farcall._details import BY_SERVICE, unsigned_of
 from farcall._display import local_time, table
 from farcall_common.errors import DeserializationError, ErrorRecord, NotFound, TaskFailed, TaskPending
 from farcall_common.graph_builder import Graph
@@ -96,6 +97,7 @@ class Stages(Sequence[StageInfo]):
 
     :param numbers: in the submitted graph, in order, where its target did not need all of its stages.
     :param graph: that was submitted; None if that was another program.
+    :param by_service: whether the service says how they are: those of a sealed call that its endpoint has not sealed.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class Stages(Sequence[StageInfo]):
         *,
         numbers: Sequence[int] | None = None,
         graph: weakref.ref[Graph] | None = None,
+        by_service: bool = False,
     ) -> None:
         self._stages = tuple(stages)
+        self.by_service: bool = by_service
         self._numbers = numbers
         self._graph = graph
 
@@ -125,7 +129,7 @@ class Stages(Sequence[StageInfo]):
         if isinstance(at, StageHandle):
             return self._of(at)
         if isinstance(at, slice):
-            return Stages(self._stages[at], numbers=self._numbers, graph=self._graph)
+            return Stages(self._stages[at], numbers=self._numbers, graph=self._graph, by_service=self.by_service)
         return self._stages[at]
 
     def _of(self, handle: StageHandle[Any]) -> StageInfo:
@@ -157,7 +161,7 @@ class Stages(Sequence[StageInfo]):
         rows = self.rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join([*(line.rstrip() for line in lines), *([f"({BY_SERVICE})"] if self.by_service else [])])
 
     __repr__ = __str__
 
@@ -166,7 +170,7 @@ class Stages(Sequence[StageInfo]):
             {**dict(zip(_COLUMNS, each._row(), strict=True)), "started": local_time(each.started_at)}
             for each in self._stages
         ]
-        return table(shown)
+        return table(shown) + (f"<p>{BY_SERVICE}</p>" if self.by_service else "")
 
 
 def stages_of(
@@ -209,7 +213,7 @@ def stages_of(
         return StageInfo(**fields)
 
     infos = (info(state, record) for state, record in zip(states, errors, strict=True))
-    return Stages(infos, numbers=numbers, graph=graph)
+    return Stages(infos, numbers=numbers, graph=graph, by_service="stages" in unsigned_of(details))
 
 
 def _decoded(text: str, what: str) -> bytes:

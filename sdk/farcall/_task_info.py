@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from farcall._details import BY_SERVICE, listed
 from farcall._display import card, local_time, shortened
 from farcall._stages import Stages
 from farcall_common.durations import ago
@@ -34,6 +35,21 @@ def _infeasible_of(answer: Mapping[str, Any]) -> str:
     return str(Infeasible(str(found.get("reason", "")), str(found.get("fix", ""))))
 
 
+#: Fields of a task by the labels with which they are shown, where these differ.
+_LABELS: Final = {
+    "task group": "task_group_id",
+    "endpoint": "endpoint_id",
+    "function": "function_id",
+    "attempts": "attempt",
+    "submitted": "timings",
+    "started": "timings",
+    "ended": "timings",
+    "seconds": "timings",
+    "ran": "timings",
+    "finished": "finished_at",
+    "retry of": "retry_of",
+    "error": "exception",
+}
 _BLOCKED: Final = frozenset(
     {"ENDPOINT_DELETED", "ENDPOINT_NEVER_SEEN", "ENDPOINT_OFFLINE", "ENDPOINT_PROBLEM", "ALLOWANCE", "NO_WORKERS"}
     | {"QUEUE_AWAY", "ENVIRONMENT_PROBLEM"}
@@ -140,7 +156,9 @@ class TaskInfo(Mapping[str, Any]):
     ``progress`` is what the function last said with ``current().progress``, None if it has said nothing; of a sealed
     call without its text while it runs. :meth:`Client.get_batch_result` has both of tasks that have ended only.
     ``staging`` says which files its endpoint copies now, None if none; ``files`` are those that it has copied, the
-    first 100 at most. ``target`` is the latency that it is to hold, in words; empty without one.
+    first 100 at most. ``target`` is the latency that it is to hold, in words; empty without one. ``by_service`` are the
+    names of those fields of a sealed call that its endpoint has not sealed: the service wrote them. It is empty for
+    other calls.
 
     It is a mapping for programs of Globus Compute: ``info["status"]``, ``info["pending"]`` and
     ``info["details"]`` are always there, ``info["completion_t"]`` (text) and one of ``info["result"]`` and
@@ -165,11 +183,13 @@ class TaskInfo(Mapping[str, Any]):
     staging: Staging | None = dataclasses.field(default=None, repr=False)
     files: Sequence[StagedFile] = dataclasses.field(default=(), repr=False)
     target: str = ""
+    by_service: Sequence[str] = dataclasses.field(default=(), repr=False)
 
     def __repr__(self) -> str:
         ran = f", ran {seconds} s" if (seconds := self._ran_s()) else ""
         ended = f", ended {local_time(self.finished_at)}" if self.finished_at is not None else ""
-        return f"<TaskInfo {self.task_id}: {self._state_text()}{ran}{ended}>"
+        said = f" ({BY_SERVICE})" if self.by_service else ""
+        return f"<TaskInfo {self.task_id}: {self._state_text()}{ran}{ended}{said}>"
 
     def _repr_html_(self) -> str:
         known = {"state": self._state_text(), "endpoint": self.endpoint_id, "function": self.function_id}
@@ -182,7 +202,13 @@ class TaskInfo(Mapping[str, Any]):
         if self.staging or self.files:
             known["files"] = str(self.staging or len(self.files))
         shown = {**known, "attempts": self.attempt or None, **{name: local_time(at) for name, at in instants.items()}}
-        return card(f"Task {self.task_id}", {**shown, "seconds": self._ran_s(), "retry of": self.retry_of, **ended})
+        fields = {**shown, "seconds": self._ran_s(), "retry of": self.retry_of, **ended}
+        said = listed(name for name, value in fields.items() if value and self.is_by_service(name))
+        return card(f"Task {self.task_id}", {**fields, BY_SERVICE: said})
+
+    def is_by_service(self, label: str) -> bool:
+        """Whether what is shown with a label is the word of the service alone (see ``by_service``)."""
+        return _LABELS.get(label, label) in self.by_service
 
     def _state_text(self) -> str:
         return str(self.state or "unknown")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import json
 import os
+import pickle
 import re
 import secrets
 import threading
@@ -15,7 +19,14 @@ import redis
 from psycopg import sql
 
 import farcall
-from farcall_common.errors import Conflict, EndpointKeyChanged, EndpointRequiresSealed, SealInvalid
+from farcall_common.errors import (
+    Conflict,
+    EndpointKeyChanged,
+    EndpointRequiresSealed,
+    NotFound,
+    ResultRefused,
+    SealInvalid,
+)
 from farcall_common.wire import TaskState
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
@@ -199,6 +210,68 @@ def test_stores_and_api_never_see_sealed_contents(
         assert isinstance(refused, EndpointRequiresSealed)
 
 
+@dataclasses.dataclass
+class Attack:
+    """Makes a directory where it is read."""
+
+    directory: Path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.directory),)
+
+    @property
+    def buffer(self) -> str:
+        return "f0\n" + base64.b64encode(pickle.dumps(self)).decode()
+
+
+def test_results_that_the_service_exchanges_are_refused_in_each_process(
+    cloud: Deployment,
+    local_tier: object,
+    sealing_client: farcall.Client,
+    sealing_endpoint: LocalEndpoint,
+    tmp_path: Path,
+) -> None:
+    if not isinstance(local_tier, LocalTier):
+        pytest.skip("it writes to the database")
+    attack, there = Attack(tmp_path / "ran"), sealing_endpoint.endpoint_id
+    with farcall.Client(cloud.api_url, cloud.tokens["ada"], sealed="offered") as client:
+        value, error = (
+            client.run("x", endpoint_id=there, function_id=client.register_function(function))
+            for function in (echo, fail)
+        )
+        assert client.get_result(value, wait_s=WAIT_S) == ["x"]
+        with pytest.raises(farcall.TaskFailed):
+            client.get_result(error, wait_s=WAIT_S)
+        group = str(client._api.get_task(value)["task_group_id"])
+        forged = {"code": "TASK_FAILED", "message": "forged", "exception_data": attack.buffer}
+        stages = {
+            "stages": [{"number": 0, "name": "load", "state": "done"}],
+            "values": {"0": base64.b64encode(attack.buffer.encode()).decode()},
+        }
+        with psycopg.connect(local_tier.state.database_url) as database:
+            changed = [
+                database.execute("UPDATE task SET result = %s WHERE task_id = %s", (attack.buffer.encode(), value)),
+                database.execute(
+                    "UPDATE task SET error = %s, details = %s WHERE task_id = %s",
+                    (json.dumps(forged), json.dumps(stages), error),
+                ),
+            ]
+            assert [each.rowcount for each in changed] == [1, 1]
+        with farcall.Client(cloud.api_url, cloud.tokens["ada"]) as later:
+            for reader in (client, later, sealing_client):
+                with pytest.raises(ResultRefused, match="not sealed"):
+                    reader.get_result(value)
+                info = reader.get_batch_result([error])[error]
+                assert "the service says so, the endpoint has not signed it" in str(info.exception)
+                assert info.exception.__cause__ is None  # type: ignore[union-attr]
+                with pytest.raises(NotFound):
+                    info.stages[0].result()
+            with farcall.Executor(there, client=later) as executor:
+                [future] = executor.reload_tasks(group)
+                assert isinstance(future.exception(WAIT_S), ResultRefused)
+    assert not attack.directory.exists()
+
+
 def test_calls_wait_for_an_endpoint_that_rotates_its_key_and_not_for_a_new_identity(
     sealing_client: farcall.Client, sealing_endpoint: LocalEndpoint, cloud: Deployment
 ) -> None:
@@ -207,7 +280,7 @@ def test_calls_wait_for_an_endpoint_that_rotates_its_key_and_not_for_a_new_ident
     function_id = sealing_client.register_function(echo)
     assert sealing_client.get_result(sealing_client.run(1, endpoint_id=there, function_id=function_id), wait_s=WAIT_S)
     known = Path(os.environ["FARCALL_HOME"], "known_endpoints").read_text()
-    assert known == f"{there} {fingerprint}\n"
+    assert known.splitlines()[0] == f"{there} {fingerprint}"
 
     sealing_endpoint.stop()
     waiting = sealing_client.run(2, endpoint_id=there, function_id=function_id)

@@ -77,7 +77,7 @@ class Waiting:
     def details(self, task: TaskRecord) -> Mapping[str, Any]:
         return {}
 
-    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+    def read(self, task: TaskRecord, data: bytes, what: str, *, signed: bool) -> Any:
         raise NotImplementedError
 
     def close(self) -> None:

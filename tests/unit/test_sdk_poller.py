@@ -74,7 +74,7 @@ class Laptop:
     def details(self, task: TaskRecord) -> Mapping[str, Any]:
         return {}
 
-    def read(self, task: TaskRecord, data: bytes, what: str) -> Any:
+    def read(self, task: TaskRecord, data: bytes, what: str, *, signed: bool) -> Any:
         raise NotImplementedError
 
     def open(self) -> None:

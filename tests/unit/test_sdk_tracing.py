@@ -146,7 +146,7 @@ def test_batch_carries_the_current_span(spans: InMemorySpanExporter) -> None:
         with trace.get_tracer("test").start_as_current_span("mine"):
             mine = traceparent()
             batch.add(function_id, (3, 4))
-    prepared = batch.prepared(connection_of(client).blobs, lambda payload, *_: payload, parallel=1)
+    prepared = batch.prepared(connection_of(client).blobs, lambda payload, *_: payload, endpoint_id="e", parallel=1)
     assert [task.traceparent for task in prepared] == [None, mine]
     assert mine is not None
 

@@ -171,6 +171,20 @@ def test_former_keys_open_calls_for_as_long_as_those_live() -> None:
     assert len(later.rotated(now=NOW + 2 * CALL_LIFETIME_S + 9999).keys) == 2
 
 
+def test_former_key_opens_no_calls_30_days_after_it_was_replaced() -> None:
+    rotated = SECRETS.rotated(now=NOW + 1)
+    late = NOW + 1 + CALL_LIFETIME_S + 601
+    buffer = sealed(now=late)
+    with pytest.raises(SealInvalid, match="replaced over 30 days ago"):
+        opened(buffer, secrets=rotated, now=late)
+    assert opened(sealed(now=late - 10), secrets=rotated, now=late - 10) == CALL
+
+
+def test_new_key_is_younger_than_the_former_ones_when_the_clock_is_set_back() -> None:
+    rotated = SECRETS.rotated(now=NOW - 1000)
+    assert rotated.keys[0][1] > SECRETS.keys[0][1]
+
+
 def test_a_key_is_accepted_only_with_the_signature_of_its_identity_for_this_endpoint() -> None:
     key = SECRETS.public(endpoint_id="e")
     assert SealingKey.verified(key.to_json(), endpoint_id="e") == key

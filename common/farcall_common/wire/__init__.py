@@ -1,7 +1,7 @@
 """Wire protocol between forwarder, agents and clients, without I/O. ``PROTOCOL.md`` is its normative text."""
 
 from farcall_common.wire.codec import PROTOCOL_VERSION, decode, encode
-from farcall_common.wire.ids import is_uuid, new_id, new_task_id
+from farcall_common.wire.ids import has_mark, is_uuid, new_id, new_task_id
 from farcall_common.wire.messages import (
     BlobGrant,
     BlobLocation,
@@ -125,6 +125,7 @@ __all__ = [
     "Welcome",
     "decode",
     "encode",
+    "has_mark",
     "is_legal",
     "is_uuid",
     "new_id",

@@ -267,16 +267,19 @@ def fingerprint(
     with connected(context) as client:
         endpoint_id = resolve_endpoint(client, endpoint)
         sealer = connection_of(client).sealer
-        found = sealer.fingerprint(endpoint_id)
-    if accept and found is None:
+        key = sealer.reported(endpoint_id)
+    if accept and key is None:
         sealer.known.forget(endpoint_id)
-    elif accept and found is not None:
-        sealer.known.put(endpoint_id, found)
-    known = sealer.known.get(endpoint_id)
+    elif accept and key is not None:
+        sealer.known.put(endpoint_id, key.fingerprint, created_at=key.created_at)
+    found, made_at = (None, None) if key is None else (key.fingerprint, key.created_at)
+    known, newest = sealer.known.get(endpoint_id), sealer.known.newest(endpoint_id) or None
     if as_json:
-        show_json({"endpoint_id": endpoint_id, "reported": found, "known": known})
+        shown = {"endpoint_id": endpoint_id, "reported": found, "known": known}
+        show_json(shown | {"reported_key_made_at": made_at, "newest_key_made_at": newest})
     else:
-        show_fields({"reported": found or "opens no sealed calls", "known": known or "not used yet"})
+        fields = {"reported": found or "opens no sealed calls", "known": known or "not used yet"}
+        show_fields(fields | {"key made": instant(made_at), "newest known": instant(newest)})
 
 
 @app.command("rm")

@@ -66,7 +66,8 @@ def show(context: typer.Context, group_id: GroupId, full_ids: FullIds = False, a
     with connected(context) as client:
         group_id = _whole(client, group_id)
         ids = client.get_task_group(group_id)
-        found = connection_of(client).api.all_status(ids)
+        sealer = connection_of(client).sealer
+        found = {id_: sealer.shown(task) for id_, task in connection_of(client).api.all_status(ids).items()}
     remember("tasks", ids)
     if as_json:
         tasks = [{"task_id": id_, "status": found[id_]["status"], "attempt": _attempt(found[id_])} for id_ in ids]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from farcall._client import connection_of, info_of
+from farcall._details import BY_SERVICE, listed
 from farcall._task_output import STREAMS, OutputCursor
 from farcall.cli._arguments import all_last_of, completes, last_of, remember
 from farcall.cli._connect import command_environment, connected
@@ -119,6 +120,8 @@ def list_(
     with connected(context) as client:
         found = client.iter_tasks(state=state and str(state), endpoint_id=endpoint, page=min(limit, 1000))
         tasks = list(itertools.islice(found, limit))
+        if not as_json:
+            tasks = [connection_of(client).sealer.shown(task) for task in tasks]
     remember("tasks", (task["task_id"] for task in tasks))
     if as_json:
         show_json(tasks)
@@ -167,13 +170,22 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         "progress": str(task.progress) if task.progress else "",
         "staging": str(task.staging) if task.staging else "",
         "result": None if task.pending or task.exception else repr(task.value),
-        **dict(_field(name, value) for name, value in details.items()),
         "error": error,
     }
+    said = [name for name, value in fields.items() if value and task.is_by_service(name)]
+    for name, value in details.items():
+        label, shown_value = _field(name, value)
+        if label not in fields:
+            fields[label] = shown_value
+            said += [label] if task.is_by_service(name) else []
+    fields["error"] = fields.pop("error")
+    if said:
+        fields[BY_SERVICE] = listed(said)
     if as_json:
         record = getattr(error, "record", None)
         shown = {name.replace(" ", "_"): fields[name] for name in _KEPT_FIELDS} | dict(task.details)
         shown |= {"timings": task.timings, "finished": task.finished_at, "error": record and record.to_json()}
+        shown |= {"by_service": task.by_service} if task.by_service else {}
         show_json(shown | {"result": task.value})
         return
     show_fields(fields)
@@ -181,6 +193,8 @@ def show(context: typer.Context, task_id: TaskId, as_json: AsJson = False) -> No
         show_text("")
         columns, *rows = task.stages.rows
         show_table(columns, rows, cut=True)
+        if task.stages.by_service:
+            show_text(f"({BY_SERVICE})")
     if task.files:
         show_text("")
         show_table(("file", "mode", "size", "from"), map(_about_file, task.files), cut=True)
@@ -205,12 +219,13 @@ def watch(context: typer.Context, task_ids: TaskIds, as_json: AsJson = False) ->
         display = _Watched(shown_ids(wanted, least=_ID_CHARS), as_json=as_json)
         found: dict[str, Mapping[str, Any]] = {}
         while True:
-            found |= {id_: connection.api.get_task(id_) for id_ in wanted if _state(found.get(id_)) not in _ENDED}
+            left = [id_ for id_ in wanted if _state(found.get(id_)) not in _ENDED]
+            found |= {id_: connection.sealer.shown(connection.api.get_task(id_)) for id_ in left}
             display.show(found)
-            left = sum(_state(task) not in _ENDED for task in found.values())
-            if not left:
+            count = sum(_state(task) not in _ENDED for task in found.values())
+            if not count:
                 break
-            command_environment(context).pause(max(_WATCH_S, left * _WATCH_EACH_S))
+            command_environment(context).pause(max(_WATCH_S, count * _WATCH_EACH_S))
     if any(_state(task) != str(TaskState.SUCCESS) for task in found.values()):
         raise typer.Exit(FAILED)
 
@@ -336,6 +351,7 @@ _NO_OUTPUT: Final = {
     "NOT_KEPT": "It printed nothing, it ended over a day ago, or it was submitted with output_bytes=0.",
     "ENDPOINT_TOO_OLD": "The version of its endpoint keeps no output.",
     "NO_ANSWER": "Its endpoint has not answered; try again.",
+    "NOT_SEALED": "The call was sealed, and what the service shows as its output is not: it is left out.",
     "SEALED": "Its record is sealed: `future.stdout` and `Client.get_batch_result` open it.",
 }
 
