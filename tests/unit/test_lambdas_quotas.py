@@ -222,6 +222,17 @@ def test_service_accounts_and_their_creator_have_one_limit_of_running_tasks() ->
     assert len(owners) == 4
 
 
+def test_calls_of_graphs_have_the_limit_of_running_tasks() -> None:
+    world = _lab(max_running=2)
+    body = {"tasks": {world.function_id: ["4\n00\nx"]}, "max_calls": 99}
+    assert world.api.call("POST", f"/v3/endpoints/{world.endpoint_id}/submit", body, caller=BOB).status == 200
+    assert world.api.call("POST", f"/v3/endpoints/{world.endpoint_id}/submit", body, caller=ALICE).status == 200
+    assert {each.owner_id: each.options.max_calls for each in _lease(world)} == {
+        BOB.identity_id: 2,
+        ALICE.identity_id: None,
+    }
+
+
 def test_service_accounts_and_their_creator_have_one_limit_of_waiting_tasks() -> None:
     world = _lab(max_waiting=6)
     assert [world.submit(each, count=3).status for each in (*world.accounts, MALLORY, BOB)] == [200, 200, 429, 429, 200]

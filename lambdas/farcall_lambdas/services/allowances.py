@@ -12,6 +12,8 @@ import datetime as dt
 from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
+import msgspec
+
 from farcall_common.errors import AllowanceExceeded, QueueFull, Unavailable
 from farcall_common.fairness import PAYS_FOR, identity_of
 from farcall_common.store.allowance import Allowance, most_generous
@@ -77,10 +79,12 @@ class AllowanceService(Service):
         return [Allowance.stored(each) for each in self._stores.shares.find_allowances(endpoint_id, principals)]
 
     def limited(self, allowance: Allowance, options: TaskOptions) -> TaskOptions:
-        """The options of tasks, with the walltime of the allowance if they have none.
+        """The options of tasks, with the walltime of the allowance if they have none, and its limit of calls.
 
         :raises AllowanceExceeded: for a longer one.
         """
+        if options.max_calls != allowance.max_running:
+            options = msgspec.structs.replace(options, max_calls=allowance.max_running)
         most = allowance.max_walltime_s
         if most is None or (options.walltime_s is not None and options.walltime_s <= most):
             return options
