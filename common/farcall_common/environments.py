@@ -38,8 +38,9 @@ MAX_BYTES: Final = 4096
 """Most bytes of an environment as JSON: each task of a submit has a copy in memory while it waits."""
 
 _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-#: Control characters, separators of lines, and halves of surrogate pairs, which no store and no terminal takes.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+#: Control characters, separators of lines, overrides of the direction of text, and halves of surrogate pairs. They
+#: steer a terminal or hide text, and no store takes surrogates.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
 _AN_OPTION: Final = re.compile(r"(^|\s)-")
 _PACKAGE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"

@@ -22,6 +22,10 @@ _Item = TypeVar("_Item")
 #: What the lane of tasks with a latency target has behind the name of their submitter. No id of an identity has it.
 LANE: Final = "!"
 
+#: In the name of a service account at an endpoint of its creator: behind the id of the creator, whose quotas it uses,
+#: and before its own, by which it has turns and limits.
+PAYS_FOR: Final = "/"
+
 #: The heap is built again when it is larger than this, and larger than four entries for each submitter.
 _MOST_STALE: Final = 64
 
@@ -75,7 +79,7 @@ class FairQueue(Generic[_Item]):
     def limit_reached(self, submitter: str) -> int:
         """The limit of a submitter with waiting items that has as many taken, else 0."""
         is_reached = submitter in self._turns and self._is_full(submitter)
-        return self._limits[submitter.removesuffix(LANE)] if is_reached else 0
+        return self._limits[identity_of(submitter)] if is_reached else 0
 
     def waiting(self) -> KeysView[str]:
         """The submitters with waiting items, in no order."""
@@ -215,7 +219,7 @@ class FairQueue(Generic[_Item]):
 
     def _is_full(self, submitter: str) -> bool:
         """Whether a submitter has as many items taken as it may have."""
-        limit = self._limits.get(submitter.removesuffix(LANE))
+        limit = self._limits.get(identity_of(submitter))
         if limit is None:
             return False
         return self._taken.get(submitter, 0) + self._taken.get(_other_lane(submitter), 0) >= limit
@@ -266,6 +270,16 @@ class FairQueue(Generic[_Item]):
                 return heap[0]
             heapq.heappop(heap)
         return None
+
+
+def payer_of(submitter: str) -> str:
+    """Identity whose quotas the tasks of a submitter use, by the submitter's name in a queue."""
+    return submitter.removesuffix(LANE).partition(PAYS_FOR)[0]
+
+
+def identity_of(submitter: str) -> str:
+    """Identity by which a submitter has weight and limits, by the submitter's name in a queue."""
+    return submitter.removesuffix(LANE).rpartition(PAYS_FOR)[2]
 
 
 def _other_lane(submitter: str) -> str:

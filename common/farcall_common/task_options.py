@@ -142,6 +142,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param sources: ids of other endpoints whose files the task reads (``endpoint://ENDPOINT/path``). Not an option of
         users: the client finds them in the arguments, as it does the files.
     :param source_files: those files, each as :func:`source_file` writes it: its endpoint can read no others.
+    :param max_calls: most calls of graphs that a node runs at a time for the submitter; None = no limit. Not an option
+        of users: the API sets it to the submitter's allowance of running tasks.
     """
 
     idempotent: bool = True
@@ -167,6 +169,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     callees: Annotated[tuple[Callee, ...], msgspec.Meta(max_length=MAX_CALLEES)] = ()
     sources: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SOURCES)] = ()
     source_files: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_SOURCE_FILES)] = ()
+    max_calls: _Count | None = None
 
     @classmethod
     def of(cls, **given: Unpack[TaskOptionsDict]) -> TaskOptions:

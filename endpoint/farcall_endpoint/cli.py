@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 
 from farcall_common.console import new_group, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
@@ -32,6 +32,7 @@ from farcall_common.exit_codes import (
     exit_status,
     raise_on_sigterm,
 )
+from farcall_common.plain_text import plain
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import (
@@ -472,6 +473,11 @@ def _configure_from(
     directory.config_file.write_text(text, encoding="utf-8")
     if review := template.to_review(settings):
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
+
+
+def escape(text: str) -> str:
+    """Text of other people, as the markup of rich takes it."""
+    return markup.escape(plain(text))
 
 
 def _print_json(value: object) -> None:

@@ -18,10 +18,19 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
+from farcall_common.plain_text import plain
+
 LogFormat = Literal["text", "json"]
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _KEEP_S: Final = 14 * 86_400.0
 _MAX_MANAGER_LOGS: Final = 500
+
+
+class _TextFormatter(logging.Formatter):
+    """Text of other people cannot steer a terminal that shows the log, nor look like another line of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record)).replace("\n", "\n    ")
 
 
 class _JsonFormatter(logging.Formatter):
@@ -64,7 +73,7 @@ def set_up_logging(
     The file is rotated at ``max_bytes``; ``backups`` rotated files are kept. No other process may write to it.
     """
     text = f"%(asctime)s %(levelname)-7s {role}[{os.getpid()}] %(message)s"
-    formatter = _JsonFormatter() if style == "json" else logging.Formatter(text)
+    formatter = _JsonFormatter() if style == "json" else _TextFormatter(text)
     handlers: list[logging.Handler] = [logging.StreamHandler()] if to_console else []
     if file is not None:
         handlers.append(_LogFile(file, maxBytes=max_bytes, backupCount=backups, encoding="utf-8"))

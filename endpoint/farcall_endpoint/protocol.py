@@ -80,7 +80,7 @@ class OrderTarget(_Part, frozen=True):
     of its latency class that are to do so. ``name``: of that class. ``waited_s``: since the arrival. ``expected_s``:
     how long one takes on an idle system, if that is known. ``weight``, ``delta``: of its function, if the owner has set
     them for the policies ``static`` and ``threshold``. ``max_slowdown``: the latency as a multiple of ``expected_s``,
-    if it was given so."""
+    if it was given so. ``max_weight``: most weight of all classes of ``payer`` together; None for the owner."""
 
     name: str
     latency_s: float
@@ -90,6 +90,8 @@ class OrderTarget(_Part, frozen=True):
     weight: float | None = None
     max_slowdown: float | None = None
     delta: int | None = None
+    max_weight: float | None = None
+    payer: str = ""
 
 
 class TaskOrder(_Part, frozen=True):

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farcall_common.exit_codes import FAILED, UNHEALTHY
+from farcall_common.plain_text import plain
 from farcall_endpoint.daemon import State
 
 _OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "started_at", "reported_at", "note")
@@ -120,9 +121,9 @@ def watch_status(
 
 def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
     """The facts for a person."""
-    plain, listed = _parts(facts)
+    single, listed = _parts(facts)
     rows = Table(show_header=False, box=None, pad_edge=False)
-    for key, value in plain.items():
+    for key, value in single.items():
         style = _COLOURS.get(str(value), "") if key == "status" else ""
         rows.add_row(_words(key), Text(_value(key, value, now), style=style))
     return Group(rows, *(_table(key, value, now) for key, value in listed.items()))
@@ -131,8 +132,8 @@ def render(facts: Mapping[str, Any], *, now: float) -> RenderableType:
 def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
     """The facts for a pipe, with tabs between the cells: a name and a value on each line, then the rows of tables, each
     with the name of its table first."""
-    plain, listed = _parts(facts)
-    for key, value in plain.items():
+    single, listed = _parts(facts)
+    for key, value in single.items():
         yield f"{_words(key)}\t{_one_line(_value(key, value, now))}"
     for key, items in listed.items():
         for row in _rows(items, now):
@@ -142,8 +143,8 @@ def lines(facts: Mapping[str, Any], *, now: float) -> Iterator[str]:
 def _parts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Mapping[str, Any]]]]:
     """The single facts in their order, and the tables."""
     listed = {key: value for key, value in facts.items() if _is_table(value)}
-    plain = _ordered((key for key in facts if key not in listed and key not in _NOT_WRITTEN), (*_OURS, *_ORDER))
-    return {key: facts[key] for key in plain}, listed
+    single = _ordered((key for key in facts if key not in listed and key not in _NOT_WRITTEN), (*_OURS, *_ORDER))
+    return {key: facts[key] for key in single}, listed
 
 
 def _one_line(text: str) -> str:
@@ -188,7 +189,7 @@ def _value(key: str, value: object, now: float) -> str:
     if value in (None, "", [], {}):
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return plain(", ".join(map(str, value)) if isinstance(value, list) else str(value))
     if key.endswith("_per_s"):
         return f"{value:,.1f}"
     if key.endswith("_bytes"):

@@ -82,9 +82,11 @@ def find_program() -> str | None:
 
 @dataclasses.dataclass
 class _Entry:
-    """A server of one submitter. ``waiting``: managers that wait for its address, which is None while it starts."""
+    """A server of one submitter. ``payer``: the identity as which that counts. ``waiting``: managers that wait for its
+    address, which is None while it starts."""
 
     used_at: float
+    payer: str
     address: ValkeyAddress | None = None
     waiting: list[str] = dataclasses.field(default_factory=list)
 
@@ -103,7 +105,7 @@ class ValkeyTable:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def requested(self, manager_id: str, submitter: str, *, now: float) -> tuple[bool, list[Answer]]:
+    def requested(self, manager_id: str, submitter: str, *, now: float, payer: str = "") -> tuple[bool, list[Answer]]:
         """A task of a submitter asks: whether a server is to be started for it, and what can be answered at once."""
         entry = self._entries.get(submitter)
         if entry is not None:
@@ -124,7 +126,14 @@ class ValkeyTable:
                 hint="Try again later, or ask the endpoint's owner for a higher data.valkey_servers.",
             )
             return False, [(manager_id, ValkeyAnswered(submitter, error=busy.record.to_json()))]
-        self._entries[submitter] = _Entry(now, waiting=[manager_id])
+        payer = payer or submitter
+        if any(each.payer == payer for each in self._entries.values()):
+            busy = Unavailable(
+                "Another identity of the same person has a Valkey at this endpoint, and each person has one at a time.",
+                hint="Try again when the tasks of the other service account, or of its creator, have ended.",
+            )
+            return False, [(manager_id, ValkeyAnswered(submitter, error=busy.record.to_json()))]
+        self._entries[submitter] = _Entry(now, payer, waiting=[manager_id])
         return True, []
 
     def has_started(self, submitter: str) -> bool:
@@ -213,10 +222,11 @@ class ValkeyServers:
     def __bool__(self) -> bool:
         return bool(self._table) or bool(self._ending)
 
-    def requested(self, manager_id: str, submitter: str) -> None:
-        """A task of a submitter, at this manager, asks for its server. Empty: the endpoint's owner."""
+    def requested(self, manager_id: str, submitter: str, *, payer: str = "") -> None:
+        """A task of a submitter, at this manager, asks for its server. Empty: the endpoint's owner. ``payer``: the
+        identity as which the submitter counts."""
         self._collect()
-        is_new, answers = self._table.requested(manager_id, submitter, now=time.monotonic())
+        is_new, answers = self._table.requested(manager_id, submitter, now=time.monotonic(), payer=payer)
         self._send_all(answers)
         if is_new:
             self._start(submitter, tries=_TRIES)

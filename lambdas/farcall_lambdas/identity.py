@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 from farcall_common.errors import Unauthenticated
+from farcall_common.fairness import PAYS_FOR
 
 if TYPE_CHECKING:  # the authorizer needs no store
     from farcall_common.store.model import Task
@@ -66,7 +67,18 @@ class Identity:
     @property
     def rate_key(self) -> str:
         """Whose rate limits requests count against: an endpoint's credential has its own."""
-        return f"endpoint:{self.endpoint_id}" if self.endpoint_id else self.identity_id
+        return f"endpoint:{self.endpoint_id}" if self.endpoint_id else self.payer_id
+
+    @property
+    def payer_id(self) -> str:
+        """Identity whose quotas the caller uses: a service account counts for the person who made it."""
+        return self.creator.identity_id if self.creator else self.identity_id
+
+    def quota_key(self, endpoint_owner_id: str) -> str:
+        """Name of the caller's share of an endpoint; see :attr:`farcall_common.store.model.Task.quota_key`."""
+        if self.creator is not None and (self.creator.owns(endpoint_owner_id) or self.owns(endpoint_owner_id)):
+            return f"{self.payer_id}{PAYS_FOR}{self.identity_id}"
+        return self.payer_id
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity_set", frozenset(self.identity_set) | {self.identity_id})

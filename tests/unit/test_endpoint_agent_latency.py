@@ -40,6 +40,31 @@ def test_a_task_with_a_target_overtakes_a_backlog_and_names_its_class() -> None:
     assert ids(finish(core, "a").orders["m"]) == ["b", "c"], "it has no place of batch work"
 
 
+def test_targets_of_others_are_batch_work_unless_they_have_a_share() -> None:
+    core = core_of(max_weights={"bob": 200.0})
+    core.add(ev.OwnerKnown("alice"))
+    core.decide(now=0.0)
+    hasty = QoS(target_ms=1)
+    turn = send(core, *(spec(f"{number}", qos=hasty, submitter="mallory") for number in range(6)))
+    [order] = turn.orders["m"]
+    assert (order.task_id, order.target) == ("0", None), "no worker beyond the slots"
+    turn = send(core, spec("batch", submitter="carol"), spec("b", qos=hasty, submitter="bob"), spec("a", qos=hasty))
+    of_owner, of_bob = sorted(turn.orders["m"], key=lambda order: order.task_id)[:2]
+    assert of_owner.target is not None
+    assert (of_owner.target.max_weight, of_owner.target.payer) == (None, "")
+    assert of_bob.target is not None
+    assert (of_bob.target.max_weight, of_bob.target.payer) == (200.0, "bob")
+    assert ids(finish(core, "0").orders["m"])[0] == "batch", "the turn is that of another submitter"
+
+
+def test_a_service_account_has_the_share_of_its_creator() -> None:
+    core = core_of(max_weights={"bob": 200.0})
+    [order] = send(core, spec("a", qos=TARGET, submitter="robot", payer="bob")).orders["m"]
+    assert order.target is not None
+    assert (order.target.max_weight, order.target.payer) == (200.0, "bob")
+    assert ids(send(core, spec("x", qos=TARGET, submitter="bot-of-mallory", payer="mallory")).orders["m"]) == ["x"]
+
+
 def test_only_so_many_wait_at_a_manager_and_the_less_busy_one_comes_first() -> None:
     core = core_of(latency_slots=1)
     register(core, "n", 1)

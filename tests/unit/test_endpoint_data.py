@@ -385,6 +385,18 @@ def test_one_server_for_a_submitter_and_one_for_each() -> None:
     assert not table.has_started(BOB)
 
 
+def test_accounts_of_one_person_have_one_server_at_a_time() -> None:
+    table = ValkeyTable(ValkeySettings())
+    assert table.requested("m", "robot-1", now=0.0, payer=ALICE) == (True, [])
+    is_new, [(_, answer)] = table.requested("m", "robot-2", now=0.0, payer=ALICE)
+    assert not is_new
+    assert answer.error is not None
+    assert not table.requested("m", ALICE, now=0.0, payer=ALICE)[0]
+    assert table.requested("m", BOB, now=0.0, payer=BOB) == (True, [])
+    table.ended("robot-1")
+    assert table.requested("m", "robot-2", now=0.0, payer=ALICE) == (True, [])
+
+
 def test_the_next_request_starts_another_server() -> None:
     table = ValkeyTable(ValkeySettings())
     table.requested("m", ALICE, now=0.0)

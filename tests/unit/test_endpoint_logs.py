@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.logs import manager_log_file, set_up_logging, tail
+from farcall_endpoint.logs import LogFormat, manager_log_file, set_up_logging, tail
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +95,19 @@ def test_tail_of_a_file_has_whole_lines(tmp_path: Path) -> None:
     file.write_text("one\ntwo\nthree\n")
     assert tail(file, 100) == "one\ntwo\nthree\n"
     assert tail(file, 8) == "three\n"
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_text_of_others_neither_steers_a_terminal_nor_forges_a_line(tmp_path: Path, style: LogFormat) -> None:
+    file = tmp_path / "endpoint.log"
+    set_up_logging(file=file, to_console=False, role="agent", style=style)
+    forged = "x\n2026-01-01 00:00:00,000 INFO    agent[1] all is fine"
+    logging.getLogger("x").info("the environment of %s: %s", "a\u202eb\x1b[2J\x9b", forged)
+    try:
+        raise ValueError(forged)
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    text = file.read_text()
+    assert not set(text) & set("\u202e\x1b\x9b")
+    assert "\\u202e" in text
+    assert not [line for line in text.splitlines() if line.startswith("2026-01-01")]

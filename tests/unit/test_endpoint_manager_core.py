@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import random
 import sys
 
@@ -116,17 +117,55 @@ def test_tasks_for_the_same_worker_share_a_packet(batching: bool, packets: int) 
     assert rig.workers[0].ahead == list("abcdef")
 
 
-@pytest.mark.parametrize(("hidden_s", "started_at", "ended_at"), [(0.05, 0.0, 1.0), (30.0, 1000.0, 1031.0)])
-def test_times_that_the_code_of_a_task_hides_are_those_of_the_manager(
-    hidden_s: float, started_at: float, ended_at: float
-) -> None:
+_DAYS_S = 400 * 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("run_s", "told"),
+    [
+        (1.05, (1000.0, 1001.05)),
+        (1.05, (1000.02, 1001.02)),  # as a worker reports them
+        (31.0, (1000.0, 1001.0)),
+        (0.7, (1000.0 + _DAYS_S, 1000.0 + _DAYS_S)),
+        (0.7, (1000.0 + _DAYS_S, 1000.7 + _DAYS_S)),
+        (0.7, (0.0, 0.7)),
+        (0.7, (0.0, 1000.7)),
+        (0.7, (1000.7, 1000.0)),
+        (0.05, (1000.05, 1000.0)),
+        (0.7, (1000.7, 1000.7)),
+        (0.7, (2.0**40 - 1, 2.0**40 - 1)),
+    ],
+)
+def test_times_that_the_code_of_a_task_forges_are_those_of_the_manager(run_s: float, told: tuple[float, float]) -> None:
     rig = started()
     rig.jobs("a")
     rig.read()
-    rig.now += 1.0 + hidden_s
-    rig.done(duration_s=1.0)
+    rig.now += run_s
+    rig.handle(PacketsReceived(0, [(Done("a", *told), b"r")]))
     [finished] = rig.progress().finished
-    assert (finished.started_at, finished.ended_at) == pytest.approx((started_at, ended_at))
+    assert (finished.started_at, finished.ended_at) == pytest.approx((1000.0, 1000.0 + run_s), abs=0.1)
+    assert finished.started_at is not None
+    assert finished.ended_at is not None
+    assert finished.ended_at - finished.started_at == pytest.approx(run_s, abs=0.1)
+
+
+@pytest.mark.parametrize("told", [(math.nan, 1.0), (1.0, math.nan), (math.inf, math.inf), (-1.0, 1.0), (1.0, 2.0**40)])
+def test_times_that_cannot_be_end_the_worker(told: tuple[float, float]) -> None:
+    rig = started()
+    rig.jobs("a")
+    rig.read()
+    rig.handle(PacketsReceived(0, [(Done("a", *told), b"r")]))
+    assert rig.killed == [0]
+
+
+def test_tasks_that_a_late_manager_reads_together_keep_their_times() -> None:
+    rig = started(prefetch=1)
+    rig.jobs("a", "b")
+    rig.read()
+    rig.now += 3.0
+    rig.handle(PacketsReceived(0, [(Done("a", 1000.0, 1001.0), b"r"), (Done("b", 1001.0, 1003.0), b"r")]))
+    _, second = rig.progress().finished
+    assert (second.started_at, second.ended_at) == pytest.approx((1001.0, 1003.0))
 
 
 def test_large_payloads_travel_alone_and_few_at_a_time() -> None:

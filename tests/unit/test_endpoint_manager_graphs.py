@@ -119,7 +119,7 @@ def test_a_chain_is_one_task_to_the_agent() -> None:
     progress, results = rig.take()
     [finished] = progress.finished
     assert (finished.task_id, finished.state, results) == ("g", TaskState.SUCCESS, [b"thumb"])
-    assert (finished.started_at, finished.is_retried) == (1.0, False)
+    assert (finished.started_at, finished.is_retried) == (999.5, False)  # an instant of the manager
     assert states(finished) == ["done", "done"]
     assert finished.details is not None
     first = finished.details["stages"][0]
@@ -281,6 +281,50 @@ def test_a_cancelled_graph_stops_its_calls(calls_ended: int) -> None:
     for worker_id in list(rig.workers):
         rig.die(worker_id)
     assert not rig.progress().finished
+
+
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize("max_calls", [1, 2])
+def test_calls_of_all_graphs_of_a_submitter_stay_within_its_limit(max_calls: int, spread: bool) -> None:
+    rig = rig_of(slots=8)
+    for name in ("g", "h"):
+        start(rig, *FAN, name=name, max_calls=max_calls, spread=spread)
+    seen, finished = set[str](), 0
+    while finished < 2:
+        busy = {number: each.ahead[0] for number, each in rig.workers.items() if each.ahead}
+        assert 1 <= len(busy) <= max_calls
+        worker, call = next(iter(busy.items()))
+        seen.add(call)
+        end(rig, *([b"a", b"b", b"c", b"d"] if call.endswith("/0") else [b"v"]), worker=worker)
+        finished += len(rig.progress().finished)
+    assert {f"g/1.{number}" for number in range(4)} < seen
+
+
+def test_a_call_that_is_retried_or_whose_worker_died_keeps_its_place_within_the_limit() -> None:
+    rig = rig_of(slots=4)
+    start(rig, *FAN, max_calls=1, retries=3, retry_delay_s=0, max_attempts=9)
+    end(rig, b"a", b"b")
+    rig.read(0)
+    rig.die(0)
+    rig.handle()
+    rig.handle(*map(ready, list(rig.workers)))
+    error: dict[str, Any] | None = ErrorRecord("TASK_FAILED", "").to_json()
+    for _ in range(100):
+        busy = [number for number, each in rig.workers.items() if each.ahead]
+        assert len(busy) <= 1
+        if not busy:
+            rig.now += 1.0
+            rig.handle()
+            continue
+        call = rig.workers[busy[0]].ahead[0]
+        if error is None:
+            end(rig, b"v", worker=busy[0])
+        else:
+            end(rig, worker=busy[0], error=error, is_retried=True)
+        error = None
+        if call == "g/2":
+            break
+    assert states(only(rig)) == ["done", "done", "done"]
 
 
 def test_what_a_fan_in_does_not_need_is_stopped() -> None:

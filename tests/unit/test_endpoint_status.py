@@ -196,3 +196,28 @@ def test_watching_redraws_on_a_terminal_that_can(
 def test_the_status_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     show_status({"name": "lab", "status": "Running"}, console=Console(), as_json=True)
     assert json.loads(capsys.readouterr().out) == {"name": "lab", "status": "Running"}
+
+
+_HOSTILE = "a\u202eb\x1b[2Jc\x9b\u2066"
+
+
+def _hostile(value: Any) -> Any:
+    """The same facts with hostile text in each string."""
+    if isinstance(value, dict):
+        return {key: _hostile(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hostile(each) for each in value]
+    return _HOSTILE if isinstance(value, str) else value
+
+
+def test_no_text_of_the_status_steers_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"environment": "sci", "state": "failed", "what": "denied", "since": NOW}]
+    said = numbers(
+        names=["x", "y"], nested={"x": ["y"]}, isolation="x", environments=rows, running=rows, transfers=rows
+    )
+    facts = _hostile(facts_of("lab", State("Running", "e-1", AGENT, said, "note"), now=NOW))
+    show_status(facts, console=Console(), as_json=False)
+    show_status(facts, console=Console(), as_json=True)
+    texts = [shown(facts), "\n".join(lines(facts, now=NOW)), capsys.readouterr().out]
+    assert all("\\u202e" in text for text in texts)
+    assert not [text for text in texts if set(text) & set("\u202e\x1b\x9b\u2066")]

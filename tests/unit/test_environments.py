@@ -66,6 +66,8 @@ def test_references_of_each_technology_are_taken(type_: str, location: str) -> N
         ({"type": "docker", "location": "--privileged"}, "dash"),
         ({"type": "docker", "location": "python:3.12\x1b[2J"}, "control"),
         ({"type": "docker", "location": "python:\ud800"}, "control"),
+        (SIF | {"name": "safe\u202egnp"}, "control"),
+        (SIF | {"name": "safe\u2066"}, "control"),
         ({"type": "docker", "location": " python"}, "spaces"),
         ({"type": "apptainer", "location": "/shared/../home/victim/x.sif"}, "'..'"),
         ({"type": "conda", "location": "base"}, "conda env list"),

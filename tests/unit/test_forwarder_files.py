@@ -87,7 +87,7 @@ def answer_to(step: AskFile, **fields: Any) -> FileAnswer:
 def test_a_piece_is_asked_for_in_the_name_of_the_submitter_and_deleted_when_it_is_taken() -> None:
     world = reading()
     step = asked(world)
-    assert step.ask == FileAsk(step.ask.request_id, "forwarder", SOURCE, OWNER_ID, "/data/a", 0, 100)
+    assert step.ask == FileAsk(step.ask.request_id, "forwarder", SOURCE, OWNER_ID, "/data/a", 0, 100, OWNER_ID)
     [sign] = world.on(FileMessagesHeard([answer_to(step)]))
     assert isinstance(sign, SignPiece)
     assert sign.blob_key == f"piece/{step.ask.request_id}/{SHA}"
@@ -223,7 +223,7 @@ def test_a_piece_that_cannot_be_signed_is_deleted_and_the_agent_hears_why() -> N
     step = asked(world)
     [sign] = world.on(FileMessagesHeard([answer_to(step)]))
     assert isinstance(sign, SignPiece)
-    assert (sign.submitter, sign.piece_bytes) == (OWNER_ID, 100)
+    assert (sign.payer_id, sign.piece_bytes) == (OWNER_ID, 100)
     actions = world.on(PieceSigned(sign.request_id, reason=FileReason.NO_ANSWER))
     assert refusal(actions) == FileReason.NO_ANSWER
     assert DeletePieces([sign.blob_key]) in actions

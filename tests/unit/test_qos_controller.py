@@ -248,3 +248,41 @@ def test_no_more_tasks_run_than_the_processors_can_compute() -> None:
     assert controller.most_running("f", 8) == 8, "however little that is"
     controller.measured({}, {}, 0)
     assert controller.most_running("f", 8) == 8, "the number of processors is not known"
+
+
+def _of(name: str, payer: str, max_weight: float | None, *, latency_s: float = 0.001) -> OrderTarget:
+    return OrderTarget(name, latency_s, 95.0, max_weight=max_weight, payer=payer)
+
+
+def _divided(*targets: OrderTarget, met: bool, seconds: int = 60) -> dict[str, float]:
+    """The part of the processors of each class and of batch work, after calls that are late but perhaps the first."""
+    controller, weights = Controller(QosSettings()), dict[str, float]()
+    for number in range(4 * seconds):
+        now = float(number) / 4
+        for each in targets:
+            took_s = each.latency_s / 2 if met and not number else 0.5
+            controller.add(f"{each.name}{number}", each, now - took_s, submitter=each.name)
+            controller.add(f"{each.name}{number} waits", each, now, submitter=each.name)
+            controller.ended(f"{each.name}{number}", now, took_s)
+        weights = dict(controller.decide(now, pressure=1.0, others=1, workers=16))
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
+
+
+def test_a_target_of_another_submitter_that_was_never_held_takes_no_more_than_batch_work() -> None:
+    divided = _divided(_of("mallory", "mallory", 2000.0), met=False)
+    assert divided[BATCH] >= 0.5
+    assert _divided(_of("alice", "", None), met=False)[BATCH] < 0.1, "the owner decides about the processors"
+
+
+@pytest.mark.parametrize("classes", [1, 2, 6])
+def test_processors_are_divided_by_submitter_before_targets(classes: int) -> None:
+    own = [_of(f"m{number}", "mallory", 200.0) for number in range(classes)]
+    divided = _divided(*own, _of("bob", "bob", 200.0), met=True)
+    assert divided["bob"] == pytest.approx(0.4)
+    assert divided[BATCH] == pytest.approx(0.2)
+
+
+def test_service_accounts_share_the_weight_of_their_creator() -> None:
+    divided = _divided(*(_of(f"robot{number}", "mallory", 100.0) for number in range(4)), met=True)
+    assert divided[BATCH] == pytest.approx(0.5)

@@ -264,6 +264,34 @@ class QueueSuite:
         assert lease(queue, fence) == ["alice-2"]
         assert lease(queue, fence) == []
 
+    def test_tasks_of_several_accounts_count_for_the_payer(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"alice": RunningLimit(max_running=2)}}, complete=True)
+        tasks = [
+            make_queued(f"{owner_id}-{number}", owner_id=owner_id, quota_key="alice")
+            for owner_id in ("robot-1", "robot-2")
+            for number in range(3)
+        ]
+        queue.enqueue([*tasks, *backlog("bob", 3)])
+        assert queue.depth_of("e1", "alice") == (9, 6)
+        assert queue.bytes_of("alice") == sum(len(pack(each)) for each in tasks)
+        assert lease(queue, fence) == ["robot-1-0", "bob-0", "robot-1-1", "bob-1", "bob-2"]
+        recount(queue)
+        assert queue.bytes_of("alice") == sum(len(pack(each)) for each in tasks)
+        assert (queue.bytes_of("robot-1"), queue.bytes_of("robot-2")) == (0, 0)
+
+    def test_an_account_apart_has_turns_and_limits_of_its_own_and_bytes_of_the_payer(self, queue: Queue) -> None:
+        fence = own(queue)
+        queue.set_limits({"e1": {"robot": RunningLimit(max_running=1), "alice": RunningLimit(weight=2)}}, complete=True)
+        apart = [make_queued(f"r{number}", owner_id="robot", quota_key="alice/robot") for number in range(3)]
+        queue.enqueue([*apart, *backlog("alice", 3)])
+        assert queue.depth_of("e1", "alice/robot") == (6, 3)
+        assert queue.bytes_of("alice") == sum(len(pack(each)) for each in (*apart, *backlog("alice", 3)))
+        assert lease(queue, fence) == ["r0", "alice-0", "alice-1", "alice-2"]
+        assert queue.position("e1", "r1").limit == 1
+        recount(queue)
+        assert (queue.bytes_of("robot"), queue.bytes_of("alice") > 0) == (0, True)
+
     def test_submitter_at_its_limit_gets_no_reserve(self, queue: Queue) -> None:
         fence = own(queue)
         queue.set_limits({"e1": {"alice": RunningLimit(max_running=1, weight=5)}}, complete=True)

@@ -526,6 +526,28 @@ class RecordsSuite:
             assert sum(requests.map(add, range(8))) == 3
         assert len(records.audit.list_entries(["alice"])) == 3
 
+    def test_objects_of_service_accounts_count_for_the_creator(self, records: Records) -> None:
+        for number in range(2):
+            records.tokens.add_account(ServiceAccount(f"robot-{number}", "alice", f"ci-{number}", T0))
+        records.functions.add_function(make_function("f0", owner_id="robot-0"))
+        records.endpoints.put_endpoint(Endpoint("e0", "robot-0", "laptop"))
+        for owner_id in ("alice", "robot-0", "robot-1"):
+            with pytest.raises(QuotaExceeded):
+                records.functions.audited(quota=Quota(Quotable.FUNCTION, owner_id, 1)).delete_alias("x", "y")
+            with pytest.raises(QuotaExceeded):
+                records.endpoints.audited(quota=Quota(Quotable.ENDPOINT, owner_id, 1)).delete_endpoint("none")
+            records.endpoints.audited(quota=Quota(Quotable.ENDPOINT, owner_id, 2)).delete_endpoint("none")
+            assert records.functions.count_functions(owner_id, limit=9) == 1
+            assert records.endpoints.count_endpoints(owner_id, limit=9) == 1
+        assert records.functions.count_functions("bob", limit=9) == 0
+        assert records.tokens.delete_account("robot-0")
+        with pytest.raises(QuotaExceeded):  # its functions stay, and count
+            records.functions.audited(quota=Quota(Quotable.FUNCTION, "alice", 1)).delete_alias("x", "y")
+        assert sorted(records.tokens.quota_group("robot-1")) == ["alice", "robot-0", "robot-1"]
+        assert records.tokens.quota_group("robot-1")[0] == records.tokens.quota_group("alice")[0] == "alice"
+        assert list(records.tokens.quota_group("bob")) == ["bob"]
+        records.tokens.add_account(ServiceAccount("robot-2", "alice", "ci-0", T0))  # the name is free again
+
     def test_replaced_alias_counts_once(self, records: Records) -> None:
         records.functions.add_function(make_function())
         quota = Quota(Quotable.ALIAS, "alice", 1, but="mine")

@@ -16,7 +16,11 @@ NAMES = set(TaskOptions.__struct_fields__)
 
 def test_every_option_has_a_keyword_an_attribute_and_a_field_of_a_submit() -> None:
     # Requirements write an environment, and the client finds sources itself.
-    assert get_type_hints(TaskOptionsDict).keys() == (NAMES | {"requirements"}) - {"sources", "source_files"}
+    assert get_type_hints(TaskOptionsDict).keys() == (NAMES | {"requirements"}) - {
+        "sources",
+        "source_files",
+        "max_calls",
+    }
     assert {name for name in get_type_hints(TaskOptionsDict) if not hasattr(Executor, name)} == set()
     for shape in (Submit, SubmitV2):
         assert NAMES - shape.model_fields.keys() == set()

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.store.model import FORBIDDEN, AuditEntry, Quota, Quotable
-from farcall_common.store.postgres import PostgresDatabase, to_json
+from farcall_common.store.postgres import OF_PAYER, PAYER, PostgresDatabase, to_json
 
 _ADD: Final = """
     INSERT INTO audit (at, identity_id, owner_id, action, object_id, detail)
@@ -53,19 +53,19 @@ _PURGE: Final = """
 """
 
 
-#: The rows of an owner that count, by kind.
+#: The rows that count for an owner, by kind.
 _OWNED: Final = {
-    Quotable.ACCOUNT: "service_account WHERE owner_id = %(owner_id)s",
-    Quotable.ALIAS: "function_alias WHERE owner_id = %(owner_id)s AND name <> %(but)s",
-    Quotable.CONTAINER: "container WHERE owner_id = %(owner_id)s",
-    Quotable.ENDPOINT: "endpoint WHERE owner_id = %(owner_id)s",
-    Quotable.FUNCTION: "function JOIN function_version USING (function_id) WHERE owner_id = %(owner_id)s",
+    Quotable.ACCOUNT: "service_account WHERE owner_id = %(owner_id)s AND deleted_at IS NULL",
+    Quotable.ALIAS: f"function_alias WHERE {OF_PAYER} AND name <> %(but)s",
+    Quotable.CONTAINER: f"container WHERE {OF_PAYER}",
+    Quotable.ENDPOINT: f"endpoint WHERE {OF_PAYER}",
+    Quotable.FUNCTION: f"function JOIN function_version USING (function_id) WHERE {OF_PAYER}",
     Quotable.MEMBER: "team_member WHERE team_id = %(owner_id)s AND member <> %(but)s",
     Quotable.SHARE: "share WHERE object_id = %(owner_id)s AND grantee <> %(but)s",
-    Quotable.TEAM: "team WHERE owner_id = %(owner_id)s",
+    Quotable.TEAM: f"team WHERE {OF_PAYER}",
     Quotable.TOKEN: "api_token WHERE owner_id = %(owner_id)s AND revoked_at IS NULL AND expires_at > now()",
 }
-_LOCK_OWNER: Final = "SELECT pg_advisory_xact_lock(hashtextextended(%(kind)s || %(owner_id)s, 0))"
+_LOCK_OWNER: Final = f"SELECT pg_advisory_xact_lock(hashtextextended(%(kind)s || {PAYER}, 0))"
 
 
 def _check_quota(quota: Quota, connection: psycopg.Connection[DictRow]) -> None:

@@ -16,7 +16,7 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.postgres import unavailable
 
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
-HEAD: Final = "0019"
+HEAD: Final = "0020"
 
 _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120

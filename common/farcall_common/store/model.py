@@ -16,7 +16,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord, QuotaExceeded
-from farcall_common.fairness import LANE
+from farcall_common.fairness import LANE, payer_of
 from farcall_common.graphs import StageState
 from farcall_common.progress import Progress
 from farcall_common.qos_report import InfeasibleTarget, QosReport
@@ -523,6 +523,9 @@ class Task(msgspec.Struct, frozen=True):
     function_version: int = 1
     #: The task that this one retries.
     retry_of: str | None = None
+    #: Name of the submitter in queues and quotas, if that is not ``owner_id``. A task of a service account counts for
+    #: the account's creator; at endpoints of that creator the name is ``creator/account``: it has turns of its own.
+    quota_key: str | None = None
 
 
 class UsageBy(enum.StrEnum):
@@ -587,10 +590,11 @@ class QueueMemory:
     max_bytes: int
 
 
-def lane_of(owner_id: str, options: TaskOptions) -> str:
+def lane_of(task: Task | QueuedTask) -> str:
     """The name of a task's submitter in the queue: tasks with a latency target are in a lane of their own, as if they
     were another submitter's, so that they do not wait behind the others."""
-    return owner_id + LANE if options.qos is not None and options.qos.has_target else owner_id
+    name, qos = task.quota_key or task.owner_id, task.options.qos
+    return name + LANE if qos is not None and qos.has_target else name
 
 
 class QueuedTask(msgspec.Struct, frozen=True):
@@ -610,6 +614,7 @@ class QueuedTask(msgspec.Struct, frozen=True):
     attempt: int = 0
     submitted_at: float | None = None
     traceparent: str | None = None
+    quota_key: str | None = None
 
     @classmethod
     def of(cls, task: Task) -> QueuedTask:
@@ -628,12 +633,18 @@ class QueuedTask(msgspec.Struct, frozen=True):
             task.attempt,
             at.timestamp() if at else None,
             task.traceparent,
+            task.quota_key,
         )
 
     @property
     def lane(self) -> str:
         """The name under which the queue has it; see :func:`lane_of`."""
-        return lane_of(self.owner_id, self.options)
+        return lane_of(self)
+
+    @property
+    def payer_id(self) -> str:
+        """The identity whose quotas it counts against."""
+        return payer_of(self.quota_key or self.owner_id)
 
     @property
     def is_spilled(self) -> bool:
@@ -759,6 +770,7 @@ class FileAsk(msgspec.Struct, frozen=True, tag=True):
     :param endpoint_id: has the file.
     :param submitter: the identity whose task reads it.
     :param max_bytes: of the piece; 0: only size and version are wanted.
+    :param payer: the identity whose quotas the task uses; empty: the submitter.
     """
 
     request_id: str
@@ -768,6 +780,7 @@ class FileAsk(msgspec.Struct, frozen=True, tag=True):
     path: str
     offset_bytes: int
     max_bytes: int
+    payer: str = ""
 
 
 class FileAnswer(msgspec.Struct, frozen=True, tag=True):

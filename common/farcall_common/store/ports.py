@@ -513,7 +513,11 @@ class Tokens(Audited, Protocol):
         """Accounts of these owners, by name."""
 
     def delete_account(self, account_id: str) -> bool:
-        """Delete an account and its tokens."""
+        """Delete an account and its tokens. What it has used counts for its creator as before."""
+
+    def quota_group(self, identity_id: str) -> Sequence[str]:
+        """The identities that share quotas with this one: first the payer, then all service accounts of the payer,
+        deleted ones too."""
 
 
 class Actions(Audited, Protocol):

@@ -117,6 +117,12 @@ _TRY_LOCK: Final = """
 """
 
 #: Something to do with a connection.
+#: SQL for the identity whose quotas ``owner_id`` uses, and for the rows of it and of its service accounts.
+PAYER: Final = "coalesce((SELECT owner_id FROM service_account WHERE account_id = %(owner_id)s), %(owner_id)s)"
+OF_PAYER: Final = (
+    f"(owner_id = {PAYER} OR owner_id IN (SELECT account_id FROM service_account WHERE owner_id = {PAYER}))"  # noqa: S608
+)
+
 _Step = Callable[[psycopg.Connection[DictRow]], object]
 
 
@@ -254,9 +260,9 @@ class PostgresDatabase:
             return connection.execute(query.encode(), parameters).rowcount
 
     def count(self, table: str, owner_id: str, limit: int) -> int:
-        """The rows of an owner in a table, or in a join; counting stops at ``limit``."""
+        """The rows in a table, or in a join, that count for an owner; counting stops at ``limit``."""
         [row] = self.rows(
-            f"SELECT count(*) FROM (SELECT FROM {table} WHERE owner_id = %(owner_id)s LIMIT %(limit)s) AS owned",  # noqa: S608 - of constants
+            f"SELECT count(*) FROM (SELECT FROM {table} WHERE {OF_PAYER} LIMIT %(limit)s) AS owned",  # noqa: S608 - of constants
             {"owner_id": owner_id, "limit": limit},
         )
         return int(row["count"])

@@ -13,7 +13,7 @@ key                       type    content                                       
 ``w:{endpoint}``          hash    weights of submitters                                                  none
 ``a:{endpoint}``          hash    limits and weights of submitters with an allowance                     none
 ``c:{endpoint}``          hash    waiting: how many tasks wait; turn: the last one given                 none
-``b:{endpoint}``          hash    bytes of tasks by submitter                                            none
+``b:{endpoint}``          hash    bytes of tasks by the identity whose quotas they use                   none
 ``l:{endpoint}``          zset    leased task ids by deadline                                            none
 ``x:{endpoint}``          set     leased tasks that should stop                                          none
 ``o:{endpoint}``          list    results that may not have reached the database                         none
@@ -445,7 +445,7 @@ def _flat_limits(limits: Mapping[str, RunningLimit]) -> Iterable[str | int]:
 
 def _places(tasks: Iterable[QueuedTask]) -> list[Command]:
     """The commands that note where the tasks of submitters are, before they are there."""
-    places = dict.fromkeys((task.owner_id, task.endpoint_id) for task in tasks)
+    places = dict.fromkeys((task.payer_id, task.endpoint_id) for task in tasks)
     return [("SADD", f"at:{owner_id}", endpoint_id) for owner_id, endpoint_id in places]
 
 

@@ -66,6 +66,7 @@ _NEW_TASK: Final = {
     "traceparent": "text",
     "function_version": "integer",
     "retry_of": "text",
+    "quota_key": "text",
 }
 _new_values: Final = operator.attrgetter(*_NEW_TASK)
 #: The columns that are never looked at for whether all new tasks have the same: the one cannot, the other is long.

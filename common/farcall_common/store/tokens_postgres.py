@@ -13,6 +13,7 @@ import msgspec
 
 from farcall_common.store.audit_postgres import PostgresPort
 from farcall_common.store.model import ApiToken, ServiceAccount
+from farcall_common.store.postgres import PAYER
 
 #: Columns by name: a later release may have added some.
 _COLUMNS: Final = ", ".join(field.name for field in dataclasses.fields(ApiToken))
@@ -74,20 +75,32 @@ class PostgresTokens(PostgresPort):
         )
 
     def get_account(self, account_id: str) -> ServiceAccount | None:
-        query = f"SELECT {_ACCOUNT} FROM service_account WHERE account_id = %(id)s"
+        query = f"SELECT {_ACCOUNT} FROM service_account WHERE account_id = %(id)s AND deleted_at IS NULL"
         rows = self._database.rows(query, {"id": account_id})
         return msgspec.convert(rows[0], ServiceAccount) if rows else None
 
     def list_accounts(self, owner_ids: Collection[str], *, limit: int = 1000) -> Sequence[ServiceAccount]:
-        query = f"SELECT {_ACCOUNT} FROM service_account WHERE owner_id = ANY(%(ids)s) ORDER BY name LIMIT %(limit)s"
+        query = f"""
+            SELECT {_ACCOUNT} FROM service_account WHERE owner_id = ANY(%(ids)s) AND deleted_at IS NULL
+            ORDER BY name LIMIT %(limit)s
+        """
         rows = self._database.rows(query, {"ids": sorted(owner_ids), "limit": limit})
         return [msgspec.convert(row, ServiceAccount) for row in rows]
+
+    def quota_group(self, identity_id: str) -> Sequence[str]:
+        query = f"""
+            WITH payer AS (SELECT {PAYER} AS id)
+            SELECT id FROM payer
+            UNION ALL SELECT account_id FROM service_account WHERE owner_id = (SELECT id FROM payer)
+        """
+        return [row["id"] for row in self._database.rows(query, {"owner_id": identity_id})]
 
     def delete_account(self, account_id: str) -> bool:
         deleted = self._database.rows(
             """
             WITH tokens AS (DELETE FROM api_token WHERE identity_id = %(id)s)
-            DELETE FROM service_account WHERE account_id = %(id)s RETURNING account_id
+            UPDATE service_account SET deleted_at = now(), name = account_id
+            WHERE account_id = %(id)s AND deleted_at IS NULL RETURNING account_id
             """,
             {"id": account_id},
         )

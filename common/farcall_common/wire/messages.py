@@ -111,8 +111,10 @@ class FunctionSpec(Part, frozen=True):
 class TaskSpec(Part, frozen=True):
     """One attempt to run. Exactly one of ``payload`` and ``payload_blob`` is set.
     ``traceparent`` is W3C's, of the function's parent span; empty if there is none. ``submitter`` is the
-    identity that submitted the task; empty: the owner of the endpoint. ``data_only``: the endpoint runs certain
-    functions only, so the arguments must be data, which runs no code when it is read."""
+    identity that submitted the task; empty: the owner of the endpoint. ``payer``, if that is another one, is the
+    identity as which the endpoint counts it where submitters take turns: the creator of a service account.
+    ``data_only``: the endpoint runs certain functions only, so the arguments must be data, which runs no code when it
+    is read."""
 
     task_id: str
     attempt: Count
@@ -124,6 +126,7 @@ class TaskSpec(Part, frozen=True):
     traceparent: str = ""
     submitter: str = ""
     data_only: bool = False
+    payer: str = ""
 
 
 class TaskTransition(Part, frozen=True):

@@ -221,6 +221,11 @@ class AgentCore:
         """The submitters of unfinished tasks, as these name them."""
         return {task.spec.submitter for task in self._held.by_id.values() if task.result is None}
 
+    def payer_of(self, submitter: str) -> str:
+        """The identity as which the unfinished tasks of a submitter count."""
+        tasks = self._held.by_id.values()
+        return next((task.share_of for task in tasks if task.spec.submitter == submitter), submitter)
+
     def demand(self) -> Demand:
         """The tasks that the blocks should be enough for."""
         unfinished = self._held.unfinished - len(self._staging)

@@ -458,7 +458,7 @@ class HeldTasks:
         may have been running, unless it is known that all were ``unstarted``.
         """
         again = []
-        is_shared = len({task.spec.submitter for task in tasks[:suspects]}) > 1
+        is_shared = len({task.share_of for task in tasks[:suspects]}) > 1
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self.finish(task, self._results.cancelled(running=True))

@@ -50,6 +50,7 @@ class LatencyTargets:
         self.targets = Targets(
             weights=settings.weights,
             deltas=settings.deltas,
+            max_weights=settings.max_weights,
             baselines=baselines,
             fastest_s=lambda function_id, submitter: self.latencies.fastest_s(function_id, submitter, self.now),
             name_of=self.latencies.name_of,
@@ -61,15 +62,18 @@ class LatencyTargets:
         self._report: dict[str, Any] = {}
 
     def target_of(self, task: Task) -> OrderTarget | None:
-        """What a task is to hold; None for batch work, as graphs and their calls are."""
-        return self.targets.of(task.spec)
+        """What a task is to hold; None for batch work, as graphs and their calls are, and tasks of submitters whose
+        targets have no share of the processors."""
+        return self.targets.of(task.spec) if self.targets.has_share(task.spec) else None
 
     def ended(self, task: Task, finished: Finished) -> None:
         """A manager has reported the end of a task. One whose function has not ended counts if it was late already."""
-        spec, total_s, run_s = task.spec, self.now - task.received_at, 0.0
+        spec, total_s, run_s, target = task.spec, self.now - task.received_at, 0.0, task.target
+        if target is None and task.graph is None and not self.targets.has_share(spec):
+            target = self.targets.of(spec)
         if finished.started_at is not None and finished.ended_at is not None:
             run_s = finished.ended_at - finished.started_at
-        elif task.target is None or total_s <= task.target.latency_s:
+        elif target is None or total_s <= target.latency_s:
             return
         ended = Ended(
             spec.function_id,
@@ -79,7 +83,7 @@ class LatencyTargets:
             total_s,
             run_s,
             finished.start_s,
-            task.target,
+            target,
         )
         self.latencies.ended(ended, self.now)
         if spec.options.qos is not None and spec.options.qos.is_baseline and finished.error is None:

@@ -283,14 +283,14 @@ class TaskQueue:
 
     def add(self, task: Task) -> None:
         """Put a task behind the others of its submitter."""
-        (self._tasks if task.target is None else self._latency).add(task.spec.submitter, task)
+        (self._tasks if task.target is None else self._latency).add(task.share_of, task)
         if task.environment_key:
             self.waiting.setdefault(task.environment_key, set()).add(task)
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Put tasks before the others, in their order."""
         for task in reversed(tasks):
-            (self._tasks if task.target is None else self._latency).put_back(task.spec.submitter, task)
+            (self._tasks if task.target is None else self._latency).put_back(task.share_of, task)
             if task.environment_key:
                 self.waiting.setdefault(task.environment_key, set()).add(task)
 
@@ -309,7 +309,7 @@ class TaskQueue:
 
     def done(self, task: Task) -> None:
         """A manager does not have a task any more that it got from here."""
-        (self._latency if task.is_latency else self._tasks).done(task.spec.submitter)
+        (self._latency if task.is_latency else self._tasks).done(task.share_of)
         task.is_latency = False
 
     def place_latency(self, managers: Sequence[ManagerLoad], *, depth: int, now: float) -> Placed:
@@ -323,7 +323,7 @@ class TaskQueue:
         if managers and not any(manager.latency_slots for manager in managers):
             for task in reversed(waiting.clear()):
                 if task.stage is Stage.QUEUED:
-                    self._tasks.put_back(task.spec.submitter, task)
+                    self._tasks.put_back(task.share_of, task)
             return placed
         left: list[tuple[str, Task, int]] = []
         while len(left) < _MOST_PASSED_OVER and (found := waiting.take()) is not None:

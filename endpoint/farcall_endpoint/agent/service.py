@@ -659,7 +659,7 @@ class Agent:
                 case protocol.FilesReported() as report:
                     self._events.append(ev.CopiesReported(manager_id, report))
                 case protocol.ValkeyRequested(submitter=submitter):
-                    self._valkey.requested(manager_id, submitter)
+                    self._valkey.requested(manager_id, submitter, payer=self._core.payer_of(submitter))
                 case message:
                     self._events.append(about_calls(manager_id, message, bodies))
             size_bytes += sum(map(len, bodies))

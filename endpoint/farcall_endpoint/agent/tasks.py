@@ -155,6 +155,11 @@ class Task:
         return self.spec.task_id
 
     @property
+    def share_of(self) -> str:
+        """The identity as which it counts where submitters take turns."""
+        return self.spec.payer or self.spec.submitter
+
+    @property
     def waits_for_retry(self) -> bool:
         """Whether a task that the spool holds unfinished has not started since its last retry was decided."""
         return bool(self.retries_used) and self.starts == self.starts_at_retry

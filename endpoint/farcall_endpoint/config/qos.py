@@ -50,6 +50,14 @@ class QosConfig(Section, frozen=True, kw_only=True):
         _Weight, msgspec.Meta(description="Least weight of a function with a target; all batch work together has 100.")
     ] = DEFAULT_WEIGHT
     max_weight: Annotated[_Weight, msgspec.Meta(description="Largest weight of a function with a target.")] = 2000.0
+    max_weights: Annotated[
+        dict[Annotated[str, msgspec.Meta(min_length=1)], _Weight],
+        msgspec.Meta(
+            max_length=1000,
+            description="Largest weight of all targets of another submitter together, by identity; a service account "
+            "counts as its creator. Calls of submitters that are not named run as batch work, whatever their target.",
+        ),
+    ] = msgspec.field(default_factory=dict)
     batch_share: Annotated[
         float,
         msgspec.Meta(
@@ -92,6 +100,7 @@ class QosConfig(Section, frozen=True, kw_only=True):
             interval_s=self.interval,
             min_weight=self.min_weight,
             max_weight=self.max_weight,
+            max_weights=self.max_weights,
             batch_share=self.batch_share,
             latency_workers=self.latency_workers,
             weights=self.weights,

@@ -99,6 +99,8 @@ from farcall_endpoint.worker.channel import (
 
 _UNSEEN_S: Final = 0.1
 """A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
+_LATE_S: Final = 60.0
+"""Seconds by which the manager may be late to read that a task has ended; a later one of the worker ran meanwhile."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
@@ -482,9 +484,11 @@ class ManagerCore:
         job = worker.jobs.popleft()
         self._queue.done(job.order.submitter)
         worker.unread_bytes -= orders.unread_bytes(job)
-        started_at, ended_at = done.started_at, done.ended_at
-        if (measured_s := now.mono - worker.since) - (ended_at - started_at) > _UNSEEN_S:
-            started_at, ended_at = now.epoch - measured_s, now.epoch
+        run_s, measured_s, ended_at = done.ended_at - done.started_at, now.mono - worker.since, done.ended_at
+        if run_s < 0.0 or not -_LATE_S <= measured_s - run_s <= _UNSEEN_S:
+            run_s, ended_at = measured_s, now.epoch
+        elif abs(now.epoch - ended_at) > _LATE_S:  # the forwarder drops instants that are far from its own clock
+            ended_at = now.epoch
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
@@ -493,11 +497,11 @@ class ManagerCore:
                 self._interruptions.recall(each)
         details: dict[str, Any] | None = done.details
         if worker.drives:
-            details = {**(details or {}), **self._nested.details(job, ended_at - started_at)}
+            details = {**(details or {}), **self._nested.details(job, run_s)}
             output = self._nested.output(job, output)
             self._interruptions.cancel_calls(worker, job)
         start_s, worker.start_s = worker.start_s, 0.0
-        self._prefetch.observe(ended_at - started_at)
+        self._prefetch.observe(run_s)
         finish: Callable[..., None] = self._reports.finish
         if call is not None and self._ahead:
             finish = functools.partial(self._ahead.report, finish)
@@ -506,7 +510,7 @@ class ManagerCore:
             TaskState.SUCCESS if done.error is None else TaskState.FAILED,
             done.error,
             result=result,
-            started_at=started_at,
+            started_at=ended_at - run_s,
             ended_at=ended_at,
             details=details,
             is_retried=done.is_retried,

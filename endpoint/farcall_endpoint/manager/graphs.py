@@ -77,6 +77,8 @@ class RunningGraph:
         self._prefix = f"{job.order.task_id}/"
         self._by_stage: dict[int, Any] = {}
         self._raised: dict[Call, Bytes] = {}
+        #: Calls in workers or on their way there, if their number is limited.
+        self.made: set[Call] = set()
         self._raised_bytes = 0
         self._below_calls, self._below_s = 0, 0.0
 
@@ -96,6 +98,7 @@ class RunningGraph:
     def ended(self, job: Job, outcome: Outcome) -> None:
         """A call has ended; unless it was dropped, that counts."""
         run, call = self.run, self._call_of(job)
+        self.made.discard(call)
         if not run.is_out(call):
             self._keep_output(job, call, outcome.output)  # of one that was dropped
             return
@@ -144,6 +147,7 @@ class RunningGraph:
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone."""
         run, call = self.run, self._call_of(job)
+        self.made.discard(call)
         self._keep_output(job, call, None if died.printed is None else (died.printed, died.output))
         if run.is_out(call):
             self.touch()
@@ -153,6 +157,11 @@ class RunningGraph:
         """A call has ended that has made calls."""
         self._below_calls += calls
         self._below_s += run_s
+
+    def count_made(self) -> int:
+        """How many calls are in workers or on their way there; those that the graph does not need any more end soon."""
+        self.made = {call for call in self.made if self.run.is_out(call)}
+        return len(self.made)
 
     def touch(self) -> None:
         """Something has happened to it."""
@@ -259,11 +268,14 @@ class RunningGraph:
         if unread_bytes(follower) > room_bytes:
             return None
         self.run.begin_ahead(call)
+        if self._options.max_calls is not None:
+            self.made.add(call)
         return follower, number
 
     def taken_back(self, job: Job) -> None:
         """A call that was made ahead was not started."""
         self.touch()
+        self.made.discard(self._call_of(job))
         self.run.take_back(self._call_of(job))
 
     def _of_stage(self, stage: RunningStage) -> Any:
@@ -414,7 +426,7 @@ class Graphs:
         self.spread += graph.spread
         run.start()
         running.touch()  # one whose calls wait for long is shown, too
-        return list(_take_ready(running))
+        return list(self._take_ready(running))
 
     def cancel(self, task_ids: Iterable[str]) -> None:
         """End graphs that are among these tasks."""
@@ -448,6 +460,9 @@ class Graphs:
             self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
+        if limited := {each.job.order.submitter for each in touched if each.job.order.options.max_calls is not None}:
+            waiting = (each for each in self.running.values() if each.run.ready and each.job.order.submitter in limited)
+            touched = list(dict.fromkeys([*touched, *waiting]))
         for running in touched:
             run = running.run
             self._check_time(running, now)
@@ -457,12 +472,25 @@ class Graphs:
             if run.end is not None:
                 self._finish(running, now)
                 continue
-            jobs += _take_ready(running)
+            jobs += self._take_ready(running)
             if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
                 running.changed, running.reported_at = False, now.mono
                 self._reports.graph(GraphProgress(running.job.order.task_id, tuple(run.states(self._node))))
             self._due_at = min(self._due_at, running.next_deadline())
         return jobs, dropped
+
+    def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
+        """The calls to make now: no more than the submitter may have at a time in all graphs here together."""
+        run, most = running.run, running.job.order.options.max_calls
+        ready, run.ready = run.ready, []
+        if most is not None and ready:
+            submitter = running.job.order.submitter
+            own = (each for each in self.running.values() if each.job.order.submitter == submitter)
+            room = max(0, most - sum(each.count_made() for each in own))
+            ready, run.ready = ready[:room], ready[room:]
+            running.made.update(ready)
+        rooms = run.memory.rooms if ready else (0, 0)
+        return (running.job_of(call, rooms=rooms) for call in ready if run.is_out(call))
 
     def _check_time(self, running: RunningGraph, now: Instant) -> None:
         """Report the start of a graph, and end it when its time is over."""
@@ -505,13 +533,6 @@ class Graphs:
 
 def _length(value: Any) -> int:
     return len(value) if isinstance(value, str) else sum(map(len, value)) if isinstance(value, list) else 0
-
-
-def _take_ready(running: RunningGraph) -> Iterator[Job]:
-    run = running.run
-    ready, run.ready = run.ready, []
-    rooms = run.memory.rooms if ready else (0, 0)
-    return (running.job_of(call, rooms=rooms) for call in ready if run.is_out(call))
 
 
 def input_bytes(frames: Sequence[Frame]) -> int:

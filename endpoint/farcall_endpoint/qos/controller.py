@@ -14,7 +14,7 @@ from farcall_endpoint.protocol import OrderTarget, WeightOfClass
 from farcall_endpoint.qos.histograms import WindowedHistogram
 from farcall_endpoint.qos.policies import Gains, Policy, ProportionalIntegral, ShortFirst, Static, Target, Threshold
 from farcall_endpoint.qos.settings import PolicyName, QosSettings
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, LEAST_WEIGHT
 
 BATCH: Final = "batch"
 """The group of all tasks without a target."""
@@ -53,7 +53,8 @@ class LatencyClass:
     """``pending``: the tasks that have not ended, with their arrival. ``late_since``: when the target was first missed
     without a break; None if it is held. ``run_s``: mean; None before a task has ended. ``threads``, ``running``: means
     of the threads that compute, and of the tasks that run. ``fastest_s``: the shortest run; longer ones raise it
-    slowly."""
+    slowly. ``payer``: the identity as which the submitter counts. ``max_weight``: of all classes of the payer; None for
+    the owner of the endpoint. ``is_met``: whether a task has held the target."""
 
     target: Target
     window: WindowedHistogram
@@ -68,6 +69,9 @@ class LatencyClass:
     running: float = 0.0
     fastest_s: float = math.inf
     ended: int = 0
+    payer: str = ""
+    max_weight: float | None = None
+    is_met: bool = False
 
 
 _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = {
@@ -114,6 +118,7 @@ class Controller:
                 return False
             else:
                 known = LatencyClass(found, WindowedHistogram(_WINDOW_S), now, submitter)
+                known.payer, known.max_weight = target.payer or submitter, target.max_weight
                 self.classes[name] = known
         if self.due_at == math.inf:
             self.due_at = now
@@ -143,6 +148,7 @@ class Controller:
         name, class_, arrived_at = known
         latency_s = max(0.0, now - arrived_at)
         class_.window.add(latency_s, now)
+        class_.is_met = class_.is_met or latency_s <= class_.target.latency_s
         run_s = min(max(0.0, run_s), latency_s)  # which a task may have forged
         class_.run_s = run_s if class_.run_s is None else class_.run_s + _NEW * (run_s - class_.run_s)
         class_.fastest_s = min(run_s, _SLOWER * class_.fastest_s)
@@ -235,6 +241,7 @@ class Controller:
             return {}
         targets = {name: class_.target for name, class_ in self.classes.items()}
         weights = self._policy.weights(targets, latencies, pressure=pressure, interval_s=interval_s, others=others)
+        weights = self._within_shares(weights)
         for name, class_ in self.classes.items():
             class_.weight = weights[name]
             self._find_problem(class_, latencies[name], pressure, workers, now)
@@ -247,6 +254,27 @@ class Controller:
         )
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _within_shares(self, weights: Mapping[str, float]) -> Mapping[str, float]:
+        """The weights, with those of each other submitter reduced to what its share permits: the processors are divided
+        by submitters first. A target that no task has ever held, and none would on an idle endpoint, gets no more than
+        batch work."""
+        limited = dict(weights)
+        by_payer: dict[str, list[str]] = {}
+        for name, class_ in self.classes.items():
+            if class_.max_weight is None:
+                continue
+            expected_s = class_.target.expected_s
+            if not class_.is_met and (expected_s is None or expected_s > class_.target.latency_s):
+                limited[name] = min(limited[name], DEFAULT_WEIGHT)
+            if class_.pending:
+                by_payer.setdefault(class_.payer, []).append(name)
+        for names in by_payer.values():
+            most = min(self.classes[name].max_weight or math.inf for name in names)
+            excess = sum(limited[name] for name in names) / most
+            if excess > 1:
+                limited |= {name: max(limited[name] / excess, LEAST_WEIGHT) for name in names}
+        return limited
 
     def _threads(self, name: str) -> float | None:
         """How many threads of a task of a class compute; None while it is not known."""
@@ -334,7 +362,8 @@ class Controller:
     def _most(self, class_: LatencyClass) -> float:
         """The largest weight that a class can have beside batch work."""
         share = self._settings.batch_share
-        return min(class_.target.max_weight, DEFAULT_WEIGHT * (1 - share) / share)
+        of_payer = math.inf if class_.max_weight is None else class_.max_weight
+        return min(class_.target.max_weight, of_payer, DEFAULT_WEIGHT * (1 - share) / share)
 
     def _forget_unused(self, now: float) -> None:
         for name, class_ in list(self.classes.items()):

@@ -22,6 +22,8 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     :param actuator: what sets them; ``auto`` is the best that the machine permits.
     :param interval_s: between two decisions.
     :param min_weight, max_weight: of a function with a target; batch work has 100.
+    :param max_weights: most weight of all targets of one other submitter together, by identity. Targets of submitters
+        that are not named are measured, and their calls run as batch work.
     :param batch_share: the part of the processors that batch work keeps, as far as the least weights permit it.
     :param latency_workers: most calls with a target that run at a time on a node, beyond its ordinary workers; as many
         as those, if not given.
@@ -36,6 +38,7 @@ class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     interval_s: float = 0.25
     min_weight: float = DEFAULT_WEIGHT
     max_weight: float = 2000.0
+    max_weights: dict[str, float] = {}
     batch_share: float = 0.05
     latency_workers: int | None = None
     weights: dict[str, float] = {}

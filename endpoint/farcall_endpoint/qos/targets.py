@@ -31,6 +31,7 @@ class Targets:
     :param baselines: seconds by function and submitter, as they were kept: no submitter measures for others.
     :param fastest_s: returns how long the fastest runs of a function took for a submitter; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
+    :param max_weights: see :class:`~farcall_endpoint.qos.settings.QosSettings`.
     :param needs_all: whether it must be known of all functions with a target how long they take.
     :param clock: in seconds.
     """
@@ -43,6 +44,7 @@ class Targets:
         baselines: Mapping[str, float],
         fastest_s: Callable[[str, str], float | None],
         name_of: Callable[[str], str],
+        max_weights: Mapping[str, float],
         needs_all: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -51,6 +53,7 @@ class Targets:
         self._baselines = dict(baselines)
         self._fastest_s = fastest_s
         self._name_of = name_of
+        self._max_weights = max_weights
         self._needs_all = needs_all
         self._clock = clock
         self._seen: dict[str, tuple[float, float | None]] = {}  # until when it counts
@@ -75,9 +78,23 @@ class Targets:
             return None
         wanted = f"{qos.target_ms:g}" if qos.target_ms is not None else f"x{qos.max_slowdown:g}"
         name = f"{_key(spec)}:{wanted}:{qos.percentile:g}"
-        function = self._name_of(spec.function_hash) if spec.submitter in ("", self.owner_id) else ""
-        weight, delta = self._weights.get(function), self._deltas.get(function)
-        return OrderTarget(name, latency_s, qos.percentile, 0.0, expected_s, weight, qos.max_slowdown, delta)
+        is_owner = spec.submitter in ("", self.owner_id)
+        function = self._name_of(spec.function_hash) if is_owner else ""
+        return OrderTarget(
+            name,
+            latency_s,
+            qos.percentile,
+            expected_s=expected_s,
+            weight=self._weights.get(function),
+            max_slowdown=qos.max_slowdown,
+            delta=self._deltas.get(function),
+            max_weight=None if is_owner else self._max_weights.get(_payer(spec)),
+            payer="" if is_owner else _payer(spec),
+        )
+
+    def has_share(self, spec: TaskSpec) -> bool:
+        """Whether a target of this submitter may take processors from the tasks of others."""
+        return spec.submitter in ("", self.owner_id) or _payer(spec) in self._max_weights
 
     def _seen_s(self, spec: TaskSpec) -> float | None:
         """How long the fastest runs of a function took: as it was a moment ago, as it takes a while to find out."""
@@ -113,6 +130,10 @@ class Targets:
     def baselines(self) -> Mapping[str, float]:
         """Seconds by function and submitter, to be kept."""
         return dict(self._baselines)
+
+
+def _payer(spec: TaskSpec) -> str:
+    return spec.payer or spec.submitter
 
 
 def _key(spec: TaskSpec) -> str:

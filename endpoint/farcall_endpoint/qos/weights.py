@@ -15,7 +15,7 @@ from typing import Final
 DEFAULT_WEIGHT: Final = 100.0
 """The weight of a function for which none was set."""
 
-_MIN: Final = 1.0
+LEAST_WEIGHT: Final = 1.0
 _MAX: Final = 10_000.0
 _DEFAULT_SHARES: Final = 1024
 _MAX_SHARES: Final = 262_144
@@ -33,12 +33,12 @@ def check_weight(weight: float) -> float:
     """
     if not math.isfinite(weight) or weight <= 0:
         raise ValueError(f"a weight must be a positive number, not {weight!r}")
-    return min(max(float(weight), _MIN), _MAX)
+    return min(max(float(weight), LEAST_WEIGHT), _MAX)
 
 
 def cpu_weight(weight: float) -> int:
     """``cpu.weight`` of version 2: the weight itself. 1 to 10,000; 100 is the kernel's default."""
-    return round(min(max(weight, _MIN), _MAX))
+    return round(min(max(weight, LEAST_WEIGHT), _MAX))
 
 
 def cpu_shares(weight: float) -> int:

@@ -218,17 +218,20 @@ class StoreSteps:
         if endpoint is None or not may_use_endpoint(self._records, endpoint, ask.submitter, now=self._clock()):
             return FileReason.NO_RIGHT
         # Nothing is taken before there is a piece: the source may be offline or busy.
-        has_room = not ask.max_bytes or self._count_stored(ask.submitter, 0, step.stored_bytes_per_day).wait_s <= 0
+        has_room = (
+            not ask.max_bytes
+            or self._count_stored(ask.payer or ask.submitter, 0, step.stored_bytes_per_day).wait_s <= 0
+        )
         return "" if has_room else FileReason.QUOTA
 
-    def _count_stored(self, submitter: str, size_bytes: int, stored_bytes_per_day: int) -> TokensTaken:
+    def _count_stored(self, payer_id: str, size_bytes: int, stored_bytes_per_day: int) -> TokensTaken:
         """Count bytes in the bucket of the API, which counts the arguments of the same identity. Of 0 bytes, the answer
         has how long to wait until there is room: not at all, or ``wait_s``."""
         if not stored_bytes_per_day:
             return TokensTaken(0)
         most, tokens = stored_bytes_per_day // KIB, -(-size_bytes // KIB)
         return self._queue.take_tokens(
-            f"stored:{submitter}", tokens, rate_per_s=most / _DAY_S, burst=most, in_debt=tokens > 0
+            f"stored:{payer_id}", tokens, rate_per_s=most / _DAY_S, burst=most, in_debt=tokens > 0
         )
 
     @_perform.register
@@ -242,7 +245,7 @@ class StoreSteps:
     def _(self, step: SignPiece) -> Event:
         try:
             url = self._blobs.download_url(step.blob_key, ttl_s=step.url_ttl_s)
-            self._count_stored(step.submitter, step.piece_bytes, step.stored_bytes_per_day)
+            self._count_stored(step.payer_id, step.piece_bytes, step.stored_bytes_per_day)
         except Exception as error:  # noqa: BLE001 - ends this pull, not the forwarder
             _log_file_problem("a piece of a file cannot be signed", error)
             return PieceSigned(step.request_id, reason=FileReason.NO_ANSWER)

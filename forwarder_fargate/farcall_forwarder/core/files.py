@@ -60,13 +60,13 @@ class AnswerFile(StoreStep, frozen=True):
 
 
 class SignPiece(StoreStep, frozen=True):
-    """Create a pre-signed GET for a piece, and count it as stored bytes of the submitter. Always answered by
+    """Create a pre-signed GET for a piece, and count it as stored bytes of the payer. Always answered by
     PieceSigned. Not repeated, as AskFile."""
 
     request_id: str
     blob_key: str
     url_ttl_s: int
-    submitter: str
+    payer_id: str
     piece_bytes: int
     stored_bytes_per_day: int
 
@@ -113,7 +113,7 @@ class _Pull:
     pull_id: str
     session: PeerSession
     message: FilePull
-    submitter: str
+    payer_id: str
     ends_at: float
     answer: FileAnswer | None = None
     is_asking: bool = True
@@ -149,7 +149,7 @@ class FilePulls:
         if lease is None or (reason := self._refusal(own, message, lease)):
             return _send(session, _refused(message, reason if lease else FileReason.NOT_LEASED), now)
         pull_id = f"{session.session_id}.{next(self._numbers)}"
-        pull = _Pull(pull_id, session, message, lease.owner_id, now.mono + self._policy.file_pull_s)
+        pull = _Pull(pull_id, session, message, lease.payer_id, now.mono + self._policy.file_pull_s)
         self._pulls[pull_id] = own[message.request_id] = pull
         ask = FileAsk(
             pull_id,
@@ -159,6 +159,7 @@ class FilePulls:
             message.path,
             message.offset_bytes,
             min(message.max_bytes, self._policy.file_piece_bytes),
+            lease.payer_id,
         )
         return [AskFile(ask, self._policy.stored_bytes_per_day)]
 
@@ -200,7 +201,7 @@ class FilePulls:
             return [*self._end(pull), *_send(pull.session, _piece(pull.message, answer, reason=reason), now)]
         pull.ends_at = now.mono + self._policy.file_piece_s
         url_ttl_s, per_day = round(self._policy.file_piece_s), self._policy.stored_bytes_per_day
-        return [SignPiece(pull.pull_id, pull.ref.blob_key, url_ttl_s, pull.submitter, pull.ref.size_bytes, per_day)]
+        return [SignPiece(pull.pull_id, pull.ref.blob_key, url_ttl_s, pull.payer_id, pull.ref.size_bytes, per_day)]
 
     def on_signed(self, event: PieceSigned, now: Instant) -> list[Action]:
         """The agent gets the URL of a piece, or the reason why there is none."""
@@ -297,6 +298,10 @@ class _Read:
     sha256: str = ""
 
 
+def _payer(ask: FileAsk) -> str:
+    return ask.payer or ask.submitter
+
+
 class FileReads:
     """The requests that one agent has not answered, in one session."""
 
@@ -308,7 +313,7 @@ class FileReads:
         self._reads = {id_: each for id_, each in self._reads.items() if each.ends_at > now.mono}
         if ask.request_id in self._reads:
             return []
-        own = sum(each.ask.submitter == ask.submitter for each in self._reads.values())
+        own = sum(_payer(each.ask) == _payer(ask) for each in self._reads.values())
         if own and (len(self._reads) >= MAX_READS or own >= MAX_READS_OF_ONE):
             return [unread(ask, FileReason.BUSY)]
         wanted = wire.FileWanted(

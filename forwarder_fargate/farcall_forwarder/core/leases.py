@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from collections.abc import Iterable, Iterator
 
+from farcall_common.fairness import payer_of
 from farcall_common.store.model import BlobRef, LeasedTask, Task, lane_of
 
 
@@ -43,6 +44,8 @@ class Lease:
     transitions: int = 0
     #: The name of its submitter in the queue.
     lane: str = ""
+    #: The identity whose quotas it counts against.
+    payer_id: str = ""
 
     @property
     def payload_to_pull(self) -> BlobRef | None:
@@ -68,7 +71,8 @@ class Lease:
             payload_ref=task.payload_ref,
             sources=task.options.sources,
             source_files=task.options.source_files,
-            lane=lane_of(task.owner_id, task.options),
+            lane=lane_of(task),
+            payer_id=payer_of(lane_of(task)),
         )
 
     @classmethod
@@ -86,7 +90,8 @@ class Lease:
             payload_ref=task.payload_ref,
             sources=task.options.sources,
             source_files=task.options.source_files,
-            lane=lane_of(task.owner_id, task.options),
+            lane=lane_of(task),
+            payer_id=payer_of(lane_of(task)),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from farcall_common.fairness import PAYS_FOR
 from farcall_common.store.codec import pack
 from farcall_common.store.model import BlobRef, FunctionBody, LeasedTask, TaskEvent
 from farcall_common.wire import BlobLocation, FunctionSpec, Reporter, RunTasks, TaskSpec, TaskState
@@ -106,4 +107,5 @@ def _spec(leased: LeasedTask, *, frame: int, urls: Mapping[str, str], data_only:
         traceparent=task.traceparent or "",
         submitter=task.owner_id,
         data_only=data_only,
+        payer="" if task.quota_key is None or PAYS_FOR in task.quota_key else task.quota_key,
     )

@@ -79,7 +79,7 @@ class AccountService(Service):
         done = self._entry(
             identity, FORBIDDEN, refusal.object_id, owner_id=refusal.owner_id, code=refusal.code, route=route
         )
-        bucket = f"refusals:{refusal.owner_id}:{identity.identity_id}"
+        bucket = f"refusals:{refusal.owner_id}:{identity.payer_id}"
         with contextlib.suppress(Unavailable):  # the answer is the refusal in any case
             taken = self._stores.queue.take_tokens(
                 bucket, 1, rate_per_s=_REFUSALS_AUDITED / 3600, burst=_REFUSALS_AUDITED

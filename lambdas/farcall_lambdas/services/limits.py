@@ -102,8 +102,8 @@ class Storage:
 
         :raises QuotaExceeded: if the caller has stored too much in the last day.
         """
-        self._added_rows.count(identity.identity_id, row_bytes)
-        self._added.count(identity.identity_id, row_bytes + blob_bytes)
+        self._added_rows.count(identity.payer_id, row_bytes)
+        self._added.count(identity.payer_id, row_bytes + blob_bytes)
 
 
 class _Added:
@@ -165,7 +165,7 @@ class Memory:
         self._good_until = float("-inf")
         self._failures: _Failures | None = None
 
-    def check(self, submitter_id: str, size_bytes: int) -> None:
+    def check(self, payer_id: str, size_bytes: int) -> None:
         """Whether tasks of so many bytes may be queued.
 
         :raises TooManyTasks: for tasks that would not fit an empty queue.
@@ -177,7 +177,7 @@ class Memory:
             most = memory.max_bytes * self._settings.max_identity_memory_percent / 100
             # The tasks of one submitter take no more than what is used.
             is_asked = most > 0 and memory.used_bytes + size_bytes > most
-            held = self._queue.bytes_of(submitter_id) if is_asked else 0
+            held = self._queue.bytes_of(payer_id) if is_asked else 0
         except Unavailable:
             self._check_outage()
             return
@@ -224,13 +224,14 @@ class Room:
     def __init__(self, stores: Stores, settings: ApiSettings, *, clock: Callable[[], float]) -> None:
         self._queue = stores.queue
         self._endpoints = stores.endpoints
+        self._tokens = stores.tokens
         self._settings = settings
         #: Tasks that wait for all endpoints of an owner.
         self._waiting: Recent[str, int] = Recent(clock, good_s=_WAITING_GOOD_S)
         #: The same for an endpoint, from the last enqueue of this process.
         self._depths: Recent[str, int] = Recent(clock, good_s=_WAITING_GOOD_S)
 
-    def check(self, endpoint: Endpoint, count: int, *, submitter_id: str) -> None:
+    def check(self, endpoint: Endpoint, count: int, *, quota_key: str) -> None:
         """Whether ``count`` more tasks of a submitter may wait for an endpoint.
 
         :raises TooManyTasks: for tasks that would not fit an empty queue.
@@ -245,7 +246,7 @@ class Room:
         if known is not None and known + count <= min(_SHORT_QUEUE, room // _SHORT_PART):
             return
         try:
-            depth, own = self._queue.depth_of(endpoint.endpoint_id, submitter_id)
+            depth, own = self._queue.depth_of(endpoint.endpoint_id, quota_key)
             if own + count <= max(1, room // _SHARE_PART) and depth + count <= 2 * room:
                 return
             # Short queues are not added up: all that one identity may have hold no more than a few long ones.
@@ -254,7 +255,7 @@ class Room:
             return  # Tasks that are accepted now are queued when the queue is back.
         for waiting_now, most, where in (
             (depth, room, f"endpoint {endpoint.endpoint_id}"),
-            (waiting, self._settings.max_waiting, "all endpoints of its owner"),
+            (waiting, self._settings.max_waiting, "all endpoints of its owner and the owner's service accounts"),
         ):
             if waiting_now + count > most:
                 raise QueueFull(
@@ -270,8 +271,10 @@ class Room:
         return self._waiting.get_or_read(owner_id, self._read_waiting)
 
     def _read_waiting(self, owner_id: str) -> int:
-        endpoints = self._endpoints.list_endpoints(owner_id, limit=self._settings.max_endpoints)
-        return self._queue.depth([endpoint.endpoint_id for endpoint in endpoints])
+        payer_id = self._tokens.quota_group(owner_id)[0]
+        owners = [payer_id, *(account.account_id for account in self._tokens.list_accounts([payer_id]))]
+        found = (self._endpoints.list_endpoints(each, limit=self._settings.max_endpoints) for each in owners)
+        return self._queue.depth([endpoint.endpoint_id for endpoints in found for endpoint in endpoints])
 
 
 @dataclasses.dataclass

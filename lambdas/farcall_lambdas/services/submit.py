@@ -135,7 +135,7 @@ class SubmitService(Service):
         spans = _spans(wanted)
 
         group_id = wanted.task_group_id or _group_of(existing, identity) or new_id()
-        make_task = self._template(identity, endpoint_id, group_id, retry_of)
+        make_task = self._template(identity, endpoint, group_id, retry_of)
         tasks = [
             make_task(
                 task_id=task_id,
@@ -163,9 +163,9 @@ class SubmitService(Service):
         new = len(tasks) - len(existing) - len(sources)
         infeasible = self._infeasible(identity, endpoint, functions, options_of) if new else {}
         with self._allowances.room_for(identity, endpoint, allowance, new):
-            self._room.check(endpoint, new, submitter_id=identity.identity_id)
+            self._room.check(endpoint, new, quota_key=identity.quota_key(endpoint.owner_id))
             if new:
-                self._memory.check(identity.identity_id, _queued_bytes(tasks))
+                self._memory.check(identity.payer_id, _queued_bytes(tasks))
                 self._allowances.limit_queue(identity, endpoint, allowance)
                 row_bytes = callee_bytes * new
                 row_bytes += sum(len(task.payload or b"") for task in tasks if task.task_id not in existing)
@@ -279,15 +279,16 @@ class SubmitService(Service):
         return payloads, uploads
 
     def _template(
-        self, identity: Identity, endpoint_id: str, group_id: str, retry_of: str | None
+        self, identity: Identity, endpoint: Endpoint, group_id: str, retry_of: str | None
     ) -> Callable[..., Task]:
         """Makes tasks of one submit from the fields in which they differ."""
-        now = self._clock()
+        now, quota_key = self._clock(), identity.quota_key(endpoint.owner_id)
         return functools.partial(
             Task,
             task_group_id=group_id,
             owner_id=identity.identity_id,
-            endpoint_id=endpoint_id,
+            quota_key=None if quota_key == identity.identity_id else quota_key,
+            endpoint_id=endpoint.endpoint_id,
             submitted_at=dt.datetime.fromtimestamp(now, dt.UTC),
             timings={"submitted_at": now},
             retry_of=retry_of,

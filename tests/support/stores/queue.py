@@ -482,7 +482,7 @@ class FakeQueue(FakeRegistry):
                 len(codec.pack(entry.task))
                 for endpoint in self._endpoints.values()
                 for task_id, entry in endpoint.entries.items()
-                if entry.task.owner_id == owner_id and (entry.result is None or task_id in endpoint.outbox)
+                if entry.task.payer_id == owner_id and (entry.result is None or task_id in endpoint.outbox)
             )
 
     def recount_bytes(self, cursor: int) -> int:

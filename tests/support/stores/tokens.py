@@ -18,6 +18,7 @@ class FakeTokens(FakeActions):
         super().__init__()
         self._tokens: dict[str, ApiToken] = {}
         self._accounts: dict[str, ServiceAccount] = {}
+        self._payers: dict[str, str] = {}  # of deleted accounts, too
 
     def add_token(self, token: ApiToken) -> None:
         with self._call():
@@ -54,6 +55,12 @@ class FakeTokens(FakeActions):
             if any((each.owner_id, each.name) == (account.owner_id, account.name) for each in self._accounts.values()):
                 raise Conflict(f"there is a service account {account.name} already")
             self._accounts[account.account_id] = account
+            self._payers[account.account_id] = account.owner_id
+
+    def quota_group(self, identity_id: str) -> Sequence[str]:
+        with self._call():
+            payer = self._payers.get(identity_id, identity_id)
+            return [payer, *(each for each, owner_id in self._payers.items() if owner_id == payer)]
 
     def get_account(self, account_id: str) -> ServiceAccount | None:
         with self._call():

@@ -11,7 +11,7 @@
 --                   weight, which replaces that of the agent's configuration
 --   COUNTS  hash    waiting: tasks in all of QUEUE; turn: the last turn that was given. Gone when nothing waits or
 --                   is leased
---   BYTES   hash    for each submitter the bytes of all its tasks that are here
+--   BYTES   hash    for each payer the bytes of all its tasks that are here
 --   LEASES  zset    leased task ids by deadline, epoch seconds
 --   STOPS   set     ids of tasks that someone asked to cancel after they were leased
 --   OUTBOX  list    ids of ended tasks that may not have reached the database
@@ -24,6 +24,8 @@
 --
 -- Tasks of a submitter that have a latency target are in a lane of their own: QUEUE, ROUND, HELD and the tasks' hashes
 -- name the submitter with LANE behind it, as if it were another one. WEIGHTS, LIMITS and BYTES name the submitter alone.
+-- A service account is its creator here, the payer. At endpoints of its creator it is <payer>/<account>: BYTES name the
+-- payer, WEIGHTS and LIMITS the account.
 local OWNER, QUEUE, LEASES, STOPS, OUTBOX, TASK, ROUND, HELD, WEIGHTS, COUNTS, BYTES, LIMITS = unpack(KEYS)
 local NOW = time[1] + time[2] / 1000000  -- epoch seconds
 local TURNS = 2 ^ 32
@@ -34,6 +36,14 @@ local LANE = '!'  -- no id of an identity has it
 -- The submitter alone, without LANE.
 local function owner_of(submitter)
   return string.sub(submitter, -1) == LANE and string.sub(submitter, 1, -2) or submitter
+end
+
+local function payer_of(submitter)
+  return string.match(owner_of(submitter), '^[^/]*')
+end
+
+local function identity_of(submitter)
+  return string.match(owner_of(submitter), '[^/]*$')
 end
 
 local function other_lane(submitter)
@@ -65,13 +75,13 @@ local is_limited = nil
 -- A field of LIMITS, or nil. Asks for the key once, because most endpoints have none.
 local function limit_of(name, submitter)
   if is_limited == nil then is_limited = redis.call('EXISTS', LIMITS) == 1 end
-  return is_limited and tonumber(redis.call('HGET', LIMITS, name .. ':' .. owner_of(submitter)) or nil) or nil
+  return is_limited and tonumber(redis.call('HGET', LIMITS, name .. ':' .. identity_of(submitter)) or nil) or nil
 end
 
 local function weight_of(submitter)
   local weight = limit_of('w', submitter)
   if weight then return weight end
-  return tonumber(redis.call('HGET', WEIGHTS, owner_of(submitter)) or 1)
+  return tonumber(redis.call('HGET', WEIGHTS, identity_of(submitter)) or 1)
 end
 
 local function held_of(submitter)
@@ -149,7 +159,7 @@ end
 
 -- The memory of a submitter's tasks changes. An earlier release did not count what it added.
 local function count_bytes(submitter, change)
-  local owner = owner_of(submitter)
+  local owner = payer_of(submitter)
   if redis.call('HINCRBY', BYTES, owner, change) <= 0 then redis.call('HDEL', BYTES, owner) end
 end
 

@@ -1,11 +1,11 @@
 -- ARGV: tasks. Counts BYTES from the tasks that are here, if they are no more than so many: nothing else runs meanwhile.
--- Returns their submitters.
+-- Returns their payers.
 local waiting = tonumber(redis.call('HGET', COUNTS, 'waiting') or 0)
 if waiting + redis.call('ZCARD', LEASES) + redis.call('LLEN', OUTBOX) > tonumber(ARGV[1]) then return {} end
 local found = {}
 local function count(ids)
   for _, id in ipairs(ids) do
-    local submitter = owner_of(submitter_of(id))
+    local submitter = payer_of(submitter_of(id))
     found[submitter] = (found[submitter] or 0) + redis.call('HSTRLEN', TASK .. id, 'task')
   end
 end

@@ -34,8 +34,24 @@ _NO_HEAD: Final = frozenset({400, 401, 403, 405, 501})
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _WITH_IPV4: Final = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
 """Addresses that end with one of IPv4: compatible ones, translated ones, and those of NAT64."""
-_LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
-"""Where the IPv4 address is in these depends on the network (RFC 8215)."""
+_NOT_PUBLIC: Final = tuple(
+    map(
+        ipaddress.ip_network,
+        # Special-purpose registries of IANA: blocks that are not globally reachable, and deprecated ones. ``is_global``
+        # has other tables in each release of Python.
+        (
+            *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15"),
+            *("198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+            *("::1/128", "::/128", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001:db8::/32"),
+            *("3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+            # Hosts and services that clouds give to their virtual machines alone: Azure, IBM. Those of other clouds
+            # are in the blocks above (Alibaba: 100.100.100.200, Oracle: 192.0.0.192).
+            *("168.63.129.16/32", "161.26.0.0/16", "166.8.0.0/14"),
+        ),
+    )
+)
+"""Networks of hosts that are not public. In 64:ff9b:1::/48 the place of the IPv4 address depends on the network."""
 
 
 class WebMover(ReadOnlyMover):
@@ -156,11 +172,9 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None and not _is_public(inner):
             return False
-        if address.is_site_local or address in _LOCAL_NAT64:
-            return False
         if address.ipv4_mapped:
             return True
-    return address.is_global and not address.is_multicast
+    return address.is_global and not any(address in each for each in _NOT_PUBLIC)
 
 
 def _check(response: httpx.Response, url: str) -> None:
