@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -58,6 +59,7 @@ _MOST_LOGS: Final = 50
 _LOCATED_S: Final = 1.0
 """So long after an answer a location counts as looked up just now."""
 _CREDENTIALS: Final = struct.Struct("3i")
+_SECRET_BYTES: Final = 32
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
@@ -177,6 +179,8 @@ class EnvironmentLauncher:
                 self._template_failed(container)
             elif container.listener is not None and descriptor == container.listener.fileno():
                 self._accept(container)
+            elif descriptor in container.unproved():
+                self._check_secret(container, descriptor)
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
@@ -301,7 +305,10 @@ class EnvironmentLauncher:
         name = directory.name
         log: StartLog | None = None
         listener: socket.socket | None = None
+        secret = secrets.token_bytes(_SECRET_BYTES)
         try:
+            with open(directory / booting.SECRET, "xb", opener=_private) as file:
+                file.write(secret)
             listener = booting.listen(str(directory / SOCKET))
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
@@ -339,6 +346,7 @@ class EnvironmentLauncher:
             name=name,
             directory=directory,
             listener=listener,
+            secret=secret,
             log=log,
             has_stop=stop is not None,
             is_remote=environment.type in _REMOTE,
@@ -581,7 +589,25 @@ class EnvironmentLauncher:
             _logger.warning("process %d of user %d connected instead of container %s", pid, user, container.name)
             connection.close()
             return
-        self._forget(container.listener.fileno())
+        self._containers[connection.fileno()] = container
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        if (oldest := container.accept(connection, pid)) is not None:
+            self._forget(oldest)
+            container.drop(oldest)
+
+    def _check_secret(self, container: Container, descriptor: int) -> None:
+        """A process that has connected has sent something: the secret of the container, or it is another process."""
+        self._forget(descriptor)
+        if (proved := container.proved(descriptor)) is None:
+            _logger.warning("a process without the secret of container %s has connected", container.name)
+            container.drop(descriptor)
+            return
+        assert container.listener is not None
+        for each in (container.listener.fileno(), *container.unproved()):
+            self._forget(each)
+        for each in container.unproved():
+            container.drop(each)
+        connection, pid = proved
         container.connected(connection, pid)
         if container.modules is not None:
             self._add_template(container)
@@ -598,7 +624,7 @@ class EnvironmentLauncher:
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _is_expected(self, container: Container, pid: int, user: int) -> bool:
-        """Whether a process may become the worker: it is below the runner, unless a daemon has started it."""
+        """Whether a process may prove that it is the worker: it is below the runner, unless a daemon has started it."""
         if container.is_remote:
             return True
         return user == os.geteuid() and container.pid in process_reaper.ancestry(pid, process_reaper.read_processes())
@@ -637,6 +663,10 @@ class EnvironmentLauncher:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             keep_latest(directory.glob("*.log"), _MOST_LOGS - 1)
         return directory / f"{environment.key}-{name}.log"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def cache_directory(settings: EnvironmentSettings) -> Path:
