@@ -240,7 +240,7 @@ test-localstack: setup .venv-globus/.made .venv-flows/.made
 		xargs -P 3 -I PROFILE sh -c '$(PYTEST) tests/e2e --tier localstack --profile PROFILE'
 
 # Coverage-guided, so many seconds for each target. Needs a wheel of atheris.
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 60
 fuzz: setup
 	@$(UV) sync --quiet --frozen --all-packages --group fuzz
 	$(RUN) tests.fuzz $(FUZZ_SECONDS)

@@ -51,10 +51,12 @@ Range = tuple[str, int, int | None]
 class NodeMemory(Protocol):
     """What a task has of the memory of nodes, for blocks (:mod:`farcall_common.objects.node_blocks`).
 
-    ``directory``: of its submitter on this node; None: this node has no room, or the task does not see it.
+    ``directory``: of its submitter on this node; None: this node has no room, or the task does not see it. ``key``: of
+    the seals of blocks; empty: they have none.
     """
 
     directory: Path | None
+    key: bytes
 
     def address(self) -> str:
         """Of this node, for others; empty if all nodes share their memory.
@@ -62,8 +64,8 @@ class NodeMemory(Protocol):
         :raises StoreUnavailable: if others cannot reach it.
         """
 
-    def fetch(self, node: str, parts: Sequence[Range]) -> memoryview:
-        """Parts of blocks of a node, behind one another. They have an end.
+    def fetch(self, node: str, parts: Sequence[Range]) -> list[memoryview]:
+        """Parts of blocks of a node. They have an end.
 
         :raises ObjectGone: if they cannot be had.
         """
@@ -308,6 +310,9 @@ def _number(value: Any) -> int | float:
     return number
 
 
+seals_memory = False
+"""Whether tasks of other submitters could change what this process puts into memory: then references to objects there
+have their SHA-256. Set by a worker."""
 _current: RunningTask | None = None
 """The task that runs, once it was asked for."""
 _find: Callable[[], RunningTask] | None = None

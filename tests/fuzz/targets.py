@@ -1,5 +1,5 @@
-"""What is fuzzed: each target takes bytes and fails when a promise is broken. Frames are written with their lengths in
-front, so that the fuzzer can change one without breaking all."""
+"""Targets of fuzzing: each one takes bytes and fails when a promise is broken. Targets of an endpoint are in
+:mod:`~tests.fuzz.endpoint`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,19 @@ from typing import Final
 from farcall_common import wire
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import BlobRef
+from tests.fuzz.frames import pack, unpack
 from tests.unit.test_forwarder_core import OWNER_ID, POLICY, World, hello, leased
 from tests.unit.test_forwarder_fuzz import PEERS, REAL, event_of, is_connected, is_served, settle
 
 GOLDEN: Final = Path(__file__).parents[1] / "contract" / "data" / "wire"
-_LENGTH_BYTES: Final = 2
 _MOST_FRAMES: Final = 4
 _MOST_MESSAGES: Final = 12
-
-
-def pack(frames: Sequence[bytes]) -> bytes:
-    """Frames as one string."""
-    return b"".join(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame for frame in frames)
-
-
-def _unpack(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at < len(data):
-        length = int.from_bytes(data[at : at + _LENGTH_BYTES], "big")
-        at += _LENGTH_BYTES
-        yield data[at : at + length]
-        at += length
 
 
 def decode_and_encode(data: bytes, *, decode: Callable[[Sequence[bytes]], wire.Envelope] = wire.decode) -> None:
     """What cannot be read is a ProtocolError and nothing else; what can be read is the same after writing it."""
     try:
-        envelope = decode(list(_unpack(data)))
+        envelope = decode(list(unpack(data)))
     except ProtocolError:
         return
     again = decode(wire.encode(envelope))
@@ -52,7 +38,7 @@ def converse(data: bytes) -> None:
     big = BlobRef(f"{OWNER_ID}/{'0' * 64}", 3 * POLICY.relay_piece_bytes, "0" * 64)
     world.dispatch(leased(1), leased(2), leased(3, idempotent=False), leased(4, payload=None, payload_ref=big))
     world.open_stream("group")
-    parts = list(_unpack(data))
+    parts = list(unpack(data))
     for _ in range(_MOST_MESSAGES):
         if not parts:
             break
@@ -82,7 +68,7 @@ def _conversations() -> Iterator[list[bytes]]:
 
 
 def seeds(name: str) -> list[bytes]:
-    """Where the fuzzer begins."""
+    """First inputs of the fuzzer."""
     frames = {"codec": _golden, "forwarder": _conversations}[name]()
     return [pack(each) for each in frames]
 

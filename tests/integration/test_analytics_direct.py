@@ -289,7 +289,7 @@ def attack(other: str, secret: str) -> list[str]:
         found = []
         for node, name in [*requests, *((node, name) for node in ("", other) for name in names)]:
             try:
-                found.append(bytes(memory.fetch(node, [(name, 0, 6)])).decode())
+                found.append(bytes(memory.fetch(node, [(name, 0, 6)])[0]).decode())
             except ObjectGone:
                 found.append("gone")
         own.settimeout(0.1)
@@ -315,7 +315,7 @@ def read_link(directory: str, other: list[str]) -> list[str]:
     for address in other:
         for name in ("job/a", "job/link"):
             try:
-                found.append(bytes(memory.fetch(address, [(name, 0, 6)])).decode())
+                found.append(bytes(memory.fetch(address, [(name, 0, 6)])[0]).decode())
             except ObjectGone:
                 found.append("gone")
         memory.delete_below(address, "job/")

@@ -119,6 +119,47 @@ def test_submitters_do_not_see_the_directories_of_others(cloud: FakeCloud, level
         assert error["exception_type"] in ("PermissionError", "FileNotFoundError")
 
 
+def put_object(value: int) -> Any:
+    from farcall import store
+
+    return store.put([value])
+
+
+def get_object(reference: Any) -> Any:
+    return reference[0].get()
+
+
+def write_block() -> None:
+    from farcall_common.objects.node_blocks import open_node_blocks
+
+    open_node_blocks("node:").create("job/sealed", [b"12345"])
+
+
+def read_block() -> bytes:
+    from farcall_common.objects.blocks import Part
+    from farcall_common.objects.node_blocks import open_node_blocks
+
+    return bytes(open_node_blocks("node:").read(Part("job/sealed", 0, 5)))
+
+
+def test_what_another_submitter_changes_in_memory_is_refused_at_landlock(cloud: FakeCloud, level: str) -> None:
+    """By its name, a task of another submitter can open a file in memory there: this process does the same."""
+    for submitter in (ALICE, ""):
+        reference = value(cloud, put_object, 5, submitter=submitter)
+        value(cloud, write_block, submitter=submitter)
+        assert value(cloud, get_object, [reference], submitter=submitter) == [5]
+        assert value(cloud, read_block, submitter=submitter) == b"12345"
+        objects = Path(reference.config["path"])
+        for file in (objects / reference.key.name, objects.parent / "blocks" / "b-job%2Fsealed"):
+            data = file.read_bytes()
+            file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        if level != "landlock":
+            continue
+        for call in ((get_object, [reference]), (read_block,)):
+            error = cloud.end(cloud.submit(*call, submitter=submitter)).error
+            assert error["exception_type"].endswith("ObjectDamaged"), error
+
+
 @pytest.mark.skipif(bool(MISSING["bubblewrap"]), reason=MISSING["bubblewrap"])
 def test_tasks_in_images_have_the_same_directories(tmp_path: Path) -> None:
     environment = Environment(type="bubblewrap", location=str(image(DEBIAN)))
@@ -190,7 +231,7 @@ def get_block(asks_manager: bool) -> str:
 
     try:
         if asks_manager:
-            return bytes(current().node_memory().fetch("", [("job/a", 0, 5)])).decode()
+            return bytes(current().node_memory().fetch("", [("job/a", 0, 5)])[0]).decode()
         return bytes(open_node_blocks("node:").read(Part("job/a", 0, 5))).decode()
     except ObjectGone:
         return "gone"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
 import shutil
 import signal
@@ -134,7 +135,7 @@ def test_wrong_bytes_of_another_node_are_no_copy(node: Node) -> None:
     with upstream.server:
         node.copies.perform(Copy(content(), upstream.address, ""))
         with upstream.accept() as connection:
-            connection.sendall(DATA[:-1] + b"?")
+            connection.sendall(DATA[:-1] + b"?" + upstream.proof)
             event = ended(node)
     assert "another size or SHA-256" in event.problem
     assert (event.is_local, event.reached) == (False, True)
@@ -238,6 +239,18 @@ def test_who_lacks_the_key_gets_nothing(node: Node, tmp_path: Path, caplog: pyte
     assert isinstance(event, CopyEnded)
     assert event.problem
     wait_until(lambda: "without the key" in caplog.text, "a line in the log")
+
+
+@pytest.mark.parametrize("has_other_key", [False, True])
+def test_server_without_the_key_gives_nothing(node: Node, has_other_key: bool) -> None:
+    upstream = Upstream(DATA, key=b"x" * 32)
+    with upstream.server:
+        node.copies.perform(Copy(content(), upstream.address, ""))
+        with upstream.accept() as connection:
+            connection.sendall(DATA + (upstream.proof if has_other_key else bytes(32)))
+            event = ended(node)
+    assert "without the key" in event.problem
+    assert node.files() == []
 
 
 def test_copies_of_another_submitter_are_others(node: Node, other: Node) -> None:
@@ -425,10 +438,12 @@ def test_a_source_that_ends_in_the_middle_leaves_no_part(node: Node) -> None:
 
 
 class Upstream:
-    """A source that sends as much as the test says."""
+    """A source that sends as much as the test says. ``proof``: the end of its answer."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, key: bytes = KEY) -> None:
         self.data = data
+        self.key = key
+        self.proof = b""
         self.server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
 
@@ -436,8 +451,10 @@ class Upstream:
         connection, _ = self.server.accept()
         connection.settimeout(WAIT_S)
         connection.sendall(bytes(32))
-        connection.recv(4096)
-        connection.sendall(len(self.data).to_bytes(8))
+        request = connection.recv(4096)[2:-32]
+        size = len(self.data).to_bytes(8)
+        connection.sendall(size)
+        self.proof = hmac.digest(self.key, b"answer" + bytes(32) + request + size, "sha256")
         return connection
 
 
@@ -452,7 +469,7 @@ def test_a_copy_is_passed_on_while_it_comes(node: Node, other: Node) -> None:
                 least = start // 2**20 * 2**20  # it reads as much at a time, or less
                 wait_until(lambda: drafted(other) >= least - 2**20, "the other node has nearly as much")  # noqa: B023
             assert not node.copies.events()
-            connection.sendall(DATA[-10:])
+            connection.sendall(DATA[-10:] + upstream.proof)
     for each in (node, other):
         assert ended(each) == CopyEnded(content())
     assert other.files() == [content().sha256]
@@ -465,7 +482,7 @@ def test_what_fails_at_its_source_fails_at_those_who_get_it_from_there(node: Nod
         node.copies.perform(Copy(content(), upstream.address, ""))
         other.copies.perform(Copy(content(), node.copies.address, ""))
         with upstream.accept() as connection:
-            connection.sendall(DATA[:-1] + b"?" if is_wrong else DATA[: len(DATA) // 2])
+            connection.sendall(DATA[:-1] + b"?" + upstream.proof if is_wrong else DATA[: len(DATA) // 2])
     for each in (node, other):
         event = ended(each)
         assert event.problem

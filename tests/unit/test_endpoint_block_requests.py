@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
+import pytest
+
+from farcall_common.objects import node_blocks
+from farcall_common.objects.node_blocks import AT_A_TIME
 from farcall_endpoint.manager.actions import Answer, ServeBlocks
+from farcall_endpoint.manager.block_requests import MOST_BYTES, MOST_PARTS
 from farcall_endpoint.manager.block_server import Turns
 from farcall_endpoint.manager.events import BlocksServed, PacketsReceived
+from farcall_endpoint.manager.file_server import SourceFailed
 from farcall_endpoint.worker.channel import BlocksAnswer, BlocksRequest
 from tests.support.manager import Rig
 from tests.waiting import WAIT_S
@@ -52,20 +59,47 @@ def test_a_task_that_wants_blocks_without_end_is_ended() -> None:
     assert rig.killed == [0]
 
 
-def test_a_task_that_wants_more_bytes_than_a_worker_asks_for_is_ended() -> None:
-    for parts in ([("a", 0, 1)] * 65, [("a", 0, 150 * 2**20)] * 2):
+def test_readers_ask_for_as_much_as_their_manager_permits() -> None:
+    assert (node_blocks.MOST_PARTS, node_blocks.MOST_BYTES) == (MOST_PARTS, MOST_BYTES)
+
+
+def test_a_task_that_wants_more_bytes_than_its_manager_may_hold_is_ended() -> None:
+    for parts in (
+        [("a", 0, 1)] * (MOST_PARTS + 1),
+        [("a", 0, MOST_BYTES // 2 + 1)] * 2,
+        [("sparse", 0, MOST_BYTES + 1)],
+        [("a", 2, 1)],
+        [("a", -1, 1)],
+        [("a", 0, 2**62), ("b", 2**62, 0)],
+    ):
         rig = running("a")
         rig.handle(PacketsReceived(0, [(BlocksRequest("a", 1, "", tuple(parts)), b"")]))
         assert rig.killed == [0]
     rig = running("a")
-    large = ("a", 0, 2**30)
-    rig.handle(PacketsReceived(0, [(BlocksRequest("a", 1, "", (large,)), b"")]))
-    assert rig.killed == [], "a single part may have any size"
+    large = (("a", 0, MOST_BYTES),)
+    requests = [(BlocksRequest("a", number, "", large), b"") for number in range(AT_A_TIME + 1)]
+    rig.handle(PacketsReceived(0, requests[:-1]))
     rig.handle(BlocksServed(0, "a", BlocksAnswer(1), (b"",)))
-    rig.handle(
-        PacketsReceived(0, [(BlocksRequest("a", 2, "", (large,)), b""), (BlocksRequest("a", 3, "", (large,)), b"")])
-    )
-    assert rig.killed == [0], "but not beside another one"
+    rig.handle(PacketsReceived(0, requests[-1:]))
+    assert rig.killed == [], "an answer makes room for the next request"
+    rig.handle(PacketsReceived(0, [(BlocksRequest("a", 9, "", (("a", 0, 1),)), b"")]))
+    assert rig.killed == [0]
+
+
+def test_requests_of_a_worker_that_has_ended_are_dropped() -> None:
+    turns = Turns(3)
+    requests = [ServeBlocks(worker, "one", BlocksRequest("a", number)) for worker in (0, 1) for number in range(2)]
+    for each in requests:
+        turns.put(each)
+    assert turns.take() == requests[0]
+    pieces = turns.while_wanted(requests[0], itertools.repeat(b"x"))
+    assert next(pieces) == b"x"
+    assert turns.drop(0) == [requests[1]]
+    with pytest.raises(SourceFailed, match="has ended"):
+        next(pieces)
+    turns.end(requests[0])
+    assert [turns.take(), turns.take()] == requests[2:]
+    assert next(turns.while_wanted(requests[2], [b"y"])) == b"y"
 
 
 def test_no_submitter_has_all_threads() -> None:

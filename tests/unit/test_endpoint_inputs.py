@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from farcall_common import graphs
 from farcall_common.errors import DeserializationError
-from farcall_endpoint.worker.channel import CallOrder, InputOrder
+from farcall_endpoint.worker.channel import MOST_ELEMENTS, CallOrder, InputOrder
 from farcall_endpoint.worker.inputs import Inputs, bound, collected, place_of
-from farcall_endpoint.worker.values import MOST_ELEMENTS, elements_of
+from farcall_endpoint.worker.values import elements_of
 
 Pair = collections.namedtuple("Pair", "left right")
 

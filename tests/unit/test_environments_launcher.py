@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.container import ContainerStart, StartLog
+from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.launcher import first_variables, key_of_template, mounts_of
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.isolation.environment import for_image
 from farcall_endpoint.manager.environment_workers import renumbered
-from farcall_endpoint.worker.boot import Boot, Descriptors
+from farcall_endpoint.worker.boot import SECRET, Boot, Descriptors, connect, listen
 
 
 def test_binds() -> None:
@@ -66,6 +69,51 @@ def test_workers_with_different_accelerators_are_forks_of_different_templates() 
     starts = [start(("1",)), start(("2",)), start(("1",), OMP_SCHEDULE="static"), start(())]
     assert len({key_of_template("e", each) for each in starts}) == 4
     assert key_of_template("e", start(("1",), COLOR="red")) == key_of_template("e", starts[0])
+
+
+def test_process_without_the_secret_does_not_become_the_worker(tmp_path: Path) -> None:
+    """A daemon starts the container: any process could be the worker."""
+    path = str(tmp_path / SOCKET)
+    (tmp_path / SECRET).write_bytes(b"s" * 32)
+    with contextlib.closing(listen(path)) as listener, subprocess.Popen(["true"]) as process:
+        container = Container(
+            process,
+            name="c",
+            directory=tmp_path,
+            listener=listener,
+            secret=b"s" * 32,
+            log=StartLog(None),
+            has_stop=False,
+            is_remote=True,
+        )
+        others = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(20)]
+        with contextlib.closing(connect(path)) as program, contextlib.ExitStack() as stack:
+            known = [listener.accept()[0] for _ in range(1)]
+            assert container.accept(known[0], 1) is None
+            for other, sent in zip(others, [b"", b"s" * 31, b"s" * 33, b"x" * 32], strict=False):
+                stack.enter_context(other).connect(path)
+                other.send(sent)
+                connection, _ = listener.accept()
+                container.accept(connection, 2)
+                assert container.proved(connection.fileno()) is None
+                container.drop(connection.fileno())
+            proved = container.proved(known[0].fileno())
+            assert proved == (known[0], 1)
+            container.connected(*proved)
+            assert not (tmp_path / SECRET).exists()
+            dropped = []
+            for other in others[4:]:
+                stack.enter_context(other)
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                theirs.close()
+                dropped.append(container.accept(ours, 3) is not None)
+            assert not any(dropped), "as many as may wait"
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            theirs.close()
+            oldest = container.unproved()[0]
+            assert container.accept(ours, 3) == oldest
+            program.close()
+            container.close()
 
 
 def test_a_start_log_is_bounded(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import NoReturn
 import pytest
 
 from farcall_common import wire
-from tests.fuzz.targets import TARGETS, decode_and_encode, pack, seeds
+from tests.fuzz.frames import pack
+from tests.fuzz.targets import TARGETS, decode_and_encode, seeds
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

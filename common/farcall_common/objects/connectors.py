@@ -68,6 +68,13 @@ class ObjectConnector(abc.ABC):
         """The bytes of an object, in memory that no one else changes; None if it is gone. A read of those that an
         object may have."""
 
+    def get_copy(self, key: Key, *, most_bytes: int) -> memoryview | None:  # noqa: ARG002 - of what others can change
+        """As :meth:`get`, in memory that no other process can change.
+
+        :raises ObjectDamaged: if the object has more than ``most_bytes``.
+        """
+        return self.get(key)
+
     @abc.abstractmethod
     def exists(self, key: Key) -> bool:
         """Whether an object is there."""

@@ -81,6 +81,13 @@ class Directory(ObjectConnector):
         self._sweep_sometimes()
 
     def get(self, key: Key) -> memoryview | None:
+        return self._get(key)
+
+    def get_copy(self, key: Key, *, most_bytes: int) -> memoryview | None:
+        return self._get(key, most_bytes)
+
+    def _get(self, key: Key, most_bytes: int | None = None) -> memoryview | None:
+        """The bytes of an object; a copy if ``most_bytes`` is given."""
         lifetime = lifetime_of(key)
         with self._errors():
             self._check()
@@ -89,7 +96,9 @@ class Directory(ObjectConnector):
                     if _has_expired(state, lifetime):
                         return None
                     self._hold(descriptor, state, name)
-                    data = self._read(descriptor, state.st_size)
+                    if most_bytes is not None and state.st_size > most_bytes:
+                        raise ObjectDamaged(f"The object has {state.st_size:,} bytes, and should have {most_bytes:,}.")
+                    data = self._read(descriptor, state.st_size, is_copy=most_bytes is not None)
                     if lifetime.reads is not None:
                         self._claim(name)
                     _touch(descriptor, state)
@@ -175,9 +184,9 @@ class Directory(ObjectConnector):
         finally:
             os.close(descriptor)
 
-    def _read(self, descriptor: int, size: int) -> memoryview:
+    def _read(self, descriptor: int, size: int, *, is_copy: bool) -> memoryview:
         """The content of a file: mapped if that is safe, else a copy."""
-        if size >= _MAPPED_BYTES and self._is_mapped(descriptor):
+        if size >= _MAPPED_BYTES and not is_copy and self._is_mapped(descriptor):
             try:
                 return memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE))
             except OSError as error:

@@ -12,7 +12,6 @@ import collections
 import concurrent.futures
 import contextlib
 import errno
-import itertools
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,9 +31,11 @@ _SEPARATOR: Final = "//"
 """Between a node and a name."""
 AT_A_TIME: Final = 4
 """Requests of one task that are under way."""
-MOST_PARTS: Final = 64
-"""Of a request: as many as its bytes permit, with names of a usual length."""
+MOST_PARTS: Final = 56
+"""Parts of a request: as many as its bytes permit, with names of a usual length. An answer may have a file for
+each."""
 MOST_BYTES: Final = 64 * 2**20
+"""Bytes of a request: the manager has them in memory until they are sent. A larger part takes several requests."""
 _RESERVED_PART: Final = 8
 """One of so many parts of the memory, and of its file system, stays free."""
 _MAPPED_BYTES: Final = 256 * 1024
@@ -48,6 +49,8 @@ class OneNode:
     :param directory: None: there is none.
     """
 
+    key = b""
+
     def __init__(self, directory: Path | None) -> None:
         self.directory = directory
 
@@ -55,7 +58,7 @@ class OneNode:
         """See :class:`~farcall_common.running.NodeMemory`."""
         return ""
 
-    def fetch(self, node: str, parts: Sequence[Range]) -> memoryview:  # noqa: ARG002 - there are no others
+    def fetch(self, node: str, parts: Sequence[Range]) -> list[memoryview]:  # noqa: ARG002 - there are no others
         """See :class:`~farcall_common.running.NodeMemory`."""
         raise _gone(Part(*parts[0]))
 
@@ -126,7 +129,7 @@ class NodeBlocks(Blocks):
             with contextlib.suppress(FileExistsError):
                 directory.mkdir(mode=0o700)
             with block_files.opened(directory) as descriptor:
-                return self._create(descriptor, block_files.file_name(name), pieces)
+                return self._create(descriptor, name, pieces)
 
     def read(self, part: Part) -> memoryview:
         return self.read_all([part])[0]
@@ -143,8 +146,7 @@ class NodeBlocks(Blocks):
                 found[number] = here
         steps = [(node, step) for node, numbers in elsewhere.items() for step in _steps(numbers, wanted)]
         if steps:
-            is_large = any(sum(_size(wanted[number]) for number in step) > MOST_BYTES for _, step in steps)
-            with concurrent.futures.ThreadPoolExecutor(1 if is_large else min(len(steps), AT_A_TIME)) as readers:
+            with concurrent.futures.ThreadPoolExecutor(min(len(steps), AT_A_TIME)) as readers:
                 for each in readers.map(lambda step: self._fetch(step[0], step[1], wanted), steps):
                     found |= each
         return [found[number] for number in range(len(wanted))]
@@ -184,13 +186,15 @@ class NodeBlocks(Blocks):
             self._own_address = self._memory.address()
         return self._own_address
 
-    def _create(self, directory: int, file: str, pieces: Sequence[Piece]) -> bool:
+    def _create(self, directory: int, name: str, pieces: Sequence[Piece]) -> bool:
+        file = block_files.file_name(name)
         if os.access(file, os.F_OK, dir_fd=directory, follow_symlinks=False):
             return False
         self._check_room(directory, sum(map(len, pieces)))
         draft = f"{block_files.DRAFT}{os.urandom(16).hex()}"
         try:
-            _write(os.open(draft, _CREATE, 0o600, dir_fd=directory), pieces)
+            content = block_files.stored(pieces, name=name, key=self._memory.key)
+            _write(os.open(draft, _CREATE, 0o600, dir_fd=directory), content)
             os.link(draft, file, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
         except FileExistsError:
             return False
@@ -225,11 +229,12 @@ class NodeBlocks(Blocks):
         with _errors(name), contextlib.suppress(FileNotFoundError), block_files.opened(self._directory) as directory:
             descriptor = block_files.open_block(directory, name)
             try:
-                size = os.fstat(descriptor).st_size
+                key = self._memory.key
+                size = block_files.size_of(descriptor, key=key)
                 end = size if part.end is None else part.end
                 if max(part.start, end) > size:
                     raise _gone(part)
-                return _read(descriptor, part.start, end)
+                return _read(descriptor, part.start, end, name=name, key=key)
             finally:
                 os.close(descriptor)
         return None
@@ -240,10 +245,17 @@ class NodeBlocks(Blocks):
         if None in ends:
             raise _gone(wanted[numbers[ends.index(None)]])
         own = [Part(node_name(wanted[number].name), *wanted[number][1:]) for number in numbers]
-        data = self._memory.fetch(node, own)
-        sizes = [_size(part) for part in own]
-        starts = itertools.accumulate(sizes, initial=0)
-        return {number: data[start : start + size] for number, start, size in zip(numbers, starts, sizes, strict=False)}
+        if len(own) == 1 and _size(own[0]) > MOST_BYTES:
+            return {numbers[0]: self._fetch_large(node, own[0])}
+        return dict(zip(numbers, self._memory.fetch(node, own), strict=True))
+
+    def _fetch_large(self, node: str, part: Part) -> memoryview:
+        """A part of more bytes than a request has."""
+        found = memoryview(mmap.mmap(-1, _size(part)))
+        for at in range(0, len(found), MOST_BYTES):
+            end = min(len(found), at + MOST_BYTES)
+            [found[at:end]] = self._memory.fetch(node, [(part.name, part.start + at, part.start + end)])
+        return found.toreadonly()
 
 
 def node_name(name: str) -> str:
@@ -271,7 +283,7 @@ def _steps(numbers: Sequence[int], wanted: Sequence[Part]) -> Iterator[list[int]
         yield step
 
 
-def _write(descriptor: int, pieces: Sequence[Piece]) -> None:
+def _write(descriptor: int, pieces: Iterable[Piece]) -> None:
     try:
         for piece in pieces:
             left = memoryview(piece).cast("B")
@@ -281,9 +293,9 @@ def _write(descriptor: int, pieces: Sequence[Piece]) -> None:
         os.close(descriptor)
 
 
-def _read(descriptor: int, start: int, end: int) -> memoryview:
-    """Bytes of a file: mapped if there are many, else a copy."""
-    if end - start >= _MAPPED_BYTES:
+def _read(descriptor: int, start: int, end: int, *, name: str, key: bytes) -> memoryview:
+    """Bytes of a block: mapped if there are many and the block has no seals, else a copy."""
+    if end - start >= _MAPPED_BYTES and not key:
         first = start - start % mmap.ALLOCATIONGRANULARITY
         try:
             found = mmap.mmap(descriptor, end - first, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ, offset=first)
@@ -291,11 +303,12 @@ def _read(descriptor: int, start: int, end: int) -> memoryview:
         except OSError as error:
             if error.errno != errno.EMFILE:  # a mapping has a descriptor; a copy needs none
                 raise
-    copy = memoryview(bytearray(end - start))
+    copy = memoryview(mmap.mmap(-1, end - start) if end - start >= _MAPPED_BYTES else bytearray(end - start))
     at = 0
-    while at < len(copy) and (count := os.preadv(descriptor, [copy[at:]], start + at)):
-        at += count
-    return copy[:at]
+    for piece in block_files.read(descriptor, start, end, name=name, key=key):
+        copy[at : at + len(piece)] = piece
+        at += len(piece)
+    return copy.toreadonly()
 
 
 def _node_bytes() -> dict[str, int]:

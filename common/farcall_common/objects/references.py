@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import os
 import threading
@@ -10,11 +11,11 @@ import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-from farcall_common import file_arguments
-from farcall_common.errors import ConfigurationError, DeserializationError, FarcallError, ObjectGone
+from farcall_common import file_arguments, running
+from farcall_common.errors import ConfigurationError, DeserializationError, FarcallError, ObjectDamaged, ObjectGone
 from farcall_common.object_keys import lifetime_of
-from farcall_common.objects.connectors import Connector
-from farcall_common.objects.encoding import decode
+from farcall_common.objects.connectors import Bytes, Connector, ObjectConnector
+from farcall_common.objects.encoding import HEAD_BYTES, decode
 
 T = TypeVar("T")
 
@@ -22,6 +23,8 @@ _FORM: Final = 1
 """Of a pickled reference. Another release may write more."""
 _FORM_OF_ENDPOINT: Final = 2
 """The same with the endpoint at which the object is."""
+_SEALED_FORM: Final = 3
+"""The same with the SHA-256 of the object's bytes."""
 _ENDPOINT: Final = "FARCALL_ENDPOINT_ID"
 """Variable of workers."""
 _OURS: Final[Mapping[str, str]] = {
@@ -31,6 +34,7 @@ _OURS: Final[Mapping[str, str]] = {
     "valkey": "farcall_common.objects.valkey.Valkey",
 }
 _NAMES: Final = {path: name for name, path in _OURS.items()}
+_MEMORY: Final = "memory"
 _MOST_CONNECTORS: Final = 64
 
 
@@ -53,6 +57,8 @@ class Reference(Generic[T]):
     config: Mapping[str, Any] = dataclasses.field(compare=False)
     size_bytes: int = dataclasses.field(compare=False)
     endpoint_id: str = dataclasses.field(default="", compare=False)
+    _digest: bytes = dataclasses.field(default=b"", compare=False)
+    """SHA-256 of the object's bytes, where tasks of another submitter could change them."""
     _copy: str = dataclasses.field(default="", compare=False)
     """Path of the copy that the endpoint of the running task has made."""
 
@@ -61,10 +67,12 @@ class Reference(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = self.key, self.connector, dict(self.config), self.size_bytes
+        if self.endpoint_id and (url := self._url()):
+            file_arguments.note_read(url)
+        if self._digest:
+            return _reference, (_SEALED_FORM, *fields, self.endpoint_id, self._digest)
         if not self.endpoint_id:
             return _reference, (_FORM, *fields)
-        if url := self._url():
-            file_arguments.note_read(url)
         return _reference, (_FORM_OF_ENDPOINT, *fields, self.endpoint_id)
 
     def _url(self) -> str:
@@ -84,7 +92,7 @@ class Reference(Generic[T]):
         :raises ObjectDamaged: if what is there is not the object.
         :raises DeserializationError: if the value cannot be read here.
         """
-        data = _read_copy(self._copy) if self._copy else self._connector().get(self.key)
+        data = _read_copy(self._copy) if self._copy else self._read()
         if data is None and self._is_elsewhere():
             raise ObjectGone(
                 f"The object of {self!r} is not here, but at endpoint {self.endpoint_id}.",
@@ -93,8 +101,25 @@ class Reference(Generic[T]):
             )
         if data is None:
             raise ObjectGone(f"The object of {self!r} is gone.")
+        if self._digest and hashlib.sha256(data).digest() != self._digest:
+            raise ObjectDamaged(
+                f"The object of {self!r} was changed after it was put: its SHA-256 differs.",
+                hint="Put it again. Another user of the endpoint may have changed the memory of its node.",
+            )
         value: T = decode(memoryview(data), size=self.size_bytes)
         return value
+
+    def _read(self) -> Bytes | None:
+        """The bytes of the object. Those of a sealed one are a copy: the bytes that are checked are the ones used."""
+        connector = self._connector()
+        if self._digest and isinstance(connector, ObjectConnector):
+            return connector.get_copy(self.key, most_bytes=HEAD_BYTES + self.size_bytes)
+        if self.connector == _MEMORY and running.seals_memory and self.endpoint_id and not self._is_elsewhere():
+            raise ObjectDamaged(
+                f"The object of {self!r} has no seal, which every object in the memory of this endpoint has.",
+                hint="Upgrade farcall in the environment of the task that put it.",
+            )
+        return connector.get(self.key)
 
     def exists(self) -> bool:
         """Whether the object is still there; of an object of another endpoint, whether there is a copy here."""
@@ -123,7 +148,7 @@ def _read_copy(path: str) -> memoryview | None:
 
 def _reference(form: int, *fields: Any) -> Reference[Any]:
     """Reads a pickled reference."""
-    if form == _FORM_OF_ENDPOINT:
+    if form in (_FORM_OF_ENDPOINT, _SEALED_FORM):
         file_arguments.use_files()
         reference: Reference[Any] = Reference(*fields)
         if reference._is_elsewhere() and (url := reference._url()):

@@ -14,6 +14,7 @@ it is done there.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import urllib.parse
 from pathlib import Path
@@ -66,6 +67,12 @@ class Store:
         lifetime = chosen_lifetime(expires_s=expires_s, reads=reads, explicit=explicit, group=group)
         pieces = encode(value)
         connector = self.connector
+        digest = b""
+        if running.seals_memory and isinstance(connector, Memory):
+            found = hashlib.sha256()
+            for piece in pieces:
+                found.update(piece)
+            digest = found.digest()
         key: Any
         if isinstance(connector, ObjectConnector):
             key = lifetime.new_key()
@@ -81,7 +88,8 @@ class Store:
         endpoint_id = os.environ.get("FARCALL_ENDPOINT_ID", "") if isinstance(connector, Directory) else ""
         if endpoint_id:
             file_arguments.use_files()
-        return Reference(key, name_of(connector), connector.config(), sum(map(len, pieces[1:])), endpoint_id)
+        size = sum(map(len, pieces[1:]))
+        return Reference(key, name_of(connector), connector.config(), size, endpoint_id, digest)
 
     def get(self, reference: Reference[T]) -> T:
         """See :meth:`farcall.Reference.get`."""
@@ -103,7 +111,8 @@ class Store:
 
     def buffer(self, size: int) -> memoryview:
         """See :func:`farcall.store.buffer`."""
-        if isinstance(self.connector, Memory):
+        # Sealed memory: another process could change the file before it is put, and so before it has a seal.
+        if isinstance(self.connector, Memory) and not running.seals_memory:
             return self.connector.buffer(size)
         return memoryview(bytearray(size))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hmac
 import os
 import shutil
 import signal
@@ -17,10 +18,13 @@ from farcall_common.environments import Environment
 from farcall_endpoint.environments import probe
 from farcall_endpoint.environments.access import Place
 from farcall_endpoint.environments.runner import Mount
-from farcall_endpoint.worker.boot import BEGUN, Boot, Descriptors
+from farcall_endpoint.worker.boot import BEGUN, SECRET, Boot, Descriptors
 
 SOCKET: Final = "s"
 """The name of a container's socket in its directory: paths of sockets are short."""
+_MOST_UNPROVED: Final = 16
+"""Connections of a container's socket whose process has not sent the secret."""
+_MOST_SECRET_BYTES: Final = 256
 _MOST_LOG_BYTES: Final = 256 * 1024
 """A runner that prints more has its output closed."""
 _TAIL_BYTES: Final = 16 * 1024
@@ -63,6 +67,7 @@ class Container:
     ``worker_pid``: the worker's process as seen here, once it has connected; 0 if the system does not say.
     ``template_key``, ``origin``: of the template of workers like this, and how that is started. ``modules``: if it is a
     template itself, what that imports.
+    ``secret``: what its program sends first. It is in the directory that the container alone sees.
     ``has_stop``: whether a command makes sure of its end. ``is_remote``: it is no descendant of its runner.
     """
 
@@ -73,6 +78,7 @@ class Container:
         name: str,
         directory: Path,
         listener: socket.socket,
+        secret: bytes,
         log: StartLog,
         has_stop: bool,
         is_remote: bool,
@@ -84,6 +90,8 @@ class Container:
         self.worker_pid = 0
         self.log = log
         self.listener: socket.socket | None = listener
+        self.secret = secret
+        self._unproved: dict[int, tuple[socket.socket, int]] = {}  # connections and process ids, the oldest first
         self.connection: socket.socket | None = None
         self.has_begun = False
         self.template_key = ""
@@ -92,6 +100,29 @@ class Container:
         self._pidfd: int | None = None
         self._process = process
         self._directory = directory
+
+    def accept(self, connection: socket.socket, pid: int) -> int | None:
+        """A process has connected: keep the connection until it has sent the secret. Return the descriptor of a
+        connection to be forgotten, if there are too many."""
+        self._unproved[connection.fileno()] = connection, pid
+        return next(iter(self._unproved)) if len(self._unproved) > _MOST_UNPROVED else None
+
+    def unproved(self) -> list[int]:
+        """The descriptors of connections whose process has not sent the secret."""
+        return list(self._unproved)
+
+    def drop(self, descriptor: int) -> None:
+        """Close one of them."""
+        self._unproved.pop(descriptor)[0].close()
+
+    def proved(self, descriptor: int) -> tuple[socket.socket, int] | None:
+        """One of them, and the process id, if its process has sent the secret."""
+        connection, _ = self._unproved[descriptor]
+        try:
+            sent = connection.recv(_MOST_SECRET_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            return None
+        return self._unproved.pop(descriptor) if hmac.compare_digest(sent, self.secret) else None
 
     def connected(self, connection: socket.socket, pid: int) -> None:
         """Its program has connected."""
@@ -123,12 +154,15 @@ class Container:
         if self.listener is not None:
             self.listener.close()
             self.listener = None
-            with contextlib.suppress(OSError):
-                (self._directory / SOCKET).unlink()
+            for name in (SOCKET, SECRET):
+                with contextlib.suppress(OSError):
+                    (self._directory / name).unlink()
 
     def close(self) -> None:
         """Remove what the start needed."""
         self.stop_listening()
+        for descriptor in self.unproved():
+            self.drop(descriptor)
         if self.connection is not None:
             self.connection.close()
         if self._pidfd is not None:

@@ -15,6 +15,7 @@ import functools
 import logging
 import math
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -60,6 +61,7 @@ _MOST_LOGS: Final = 50
 _LOCATED_S: Final = 1.0
 """So long after an answer a location counts as looked up just now."""
 _CREDENTIALS: Final = struct.Struct("3i")
+_SECRET_BYTES: Final = 32
 _IMPORTS: Final = ".imports"
 """In the cache: what tasks import."""
 _REMOTE: Final = ("docker",)
@@ -179,6 +181,8 @@ class EnvironmentLauncher:
                 self._template_failed(container)
             elif container.listener is not None and descriptor == container.listener.fileno():
                 self._accept(container)
+            elif descriptor in container.unproved():
+                self._check_secret(container, descriptor)
             elif container.connection is not None and descriptor == container.connection.fileno():
                 container.read()
                 self._forget(descriptor)
@@ -303,7 +307,10 @@ class EnvironmentLauncher:
         name = directory.name
         log: StartLog | None = None
         listener: socket.socket | None = None
+        secret = secrets.token_bytes(_SECRET_BYTES)
         try:
+            with open(directory / booting.SECRET, "xb", opener=_private) as file:
+                file.write(secret)
             listener = booting.listen(str(directory / SOCKET))
             log = StartLog(self._new_log(environment, name))
             start = self._start_of(environment, prepared, runner, wanted, directory, module)
@@ -334,6 +341,7 @@ class EnvironmentLauncher:
             name=name,
             directory=directory,
             listener=listener,
+            secret=secret,
             log=log,
             has_stop=stop is not None,
             is_remote=environment.type in _REMOTE,
@@ -577,7 +585,25 @@ class EnvironmentLauncher:
             _logger.warning("process %d of user %d connected instead of container %s", pid, user, container.name)
             connection.close()
             return
-        self._forget(container.listener.fileno())
+        self._containers[connection.fileno()] = container
+        self._epoll.register(connection.fileno(), select.EPOLLIN)
+        if (oldest := container.accept(connection, pid)) is not None:
+            self._forget(oldest)
+            container.drop(oldest)
+
+    def _check_secret(self, container: Container, descriptor: int) -> None:
+        """A process that has connected has sent something: the secret of the container, or it is another process."""
+        self._forget(descriptor)
+        if (proved := container.proved(descriptor)) is None:
+            _logger.warning("a process without the secret of container %s has connected", container.name)
+            container.drop(descriptor)
+            return
+        assert container.listener is not None
+        for each in (container.listener.fileno(), *container.unproved()):
+            self._forget(each)
+        for each in container.unproved():
+            container.drop(each)
+        connection, pid = proved
         container.connected(connection, pid)
         if container.modules is not None:
             self._add_template(container)
@@ -594,7 +620,7 @@ class EnvironmentLauncher:
         self._epoll.register(connection.fileno(), select.EPOLLIN)
 
     def _is_expected(self, container: Container, pid: int, user: int) -> bool:
-        """Whether a process may become the worker: it is below the runner, unless a daemon has started it."""
+        """Whether a process may prove that it is the worker: it is below the runner, unless a daemon has started it."""
         if container.is_remote:
             return True
         return user == os.geteuid() and container.pid in process_reaper.ancestry(pid, process_reaper.read_processes())
@@ -645,6 +671,10 @@ def _spawn(command: Sequence[str], *, output: int, variables: Mapping[str, str])
         env=dict(variables),
         start_new_session=True,
     )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def cache_directory(settings: EnvironmentSettings) -> Path:

@@ -173,10 +173,12 @@ def main() -> None:
     files = _file_copies(options, agent_host)
     node_memory = _node_memory() if options.node_memory else None
     memory = None
+    # With bubblewrap, other submitters' directories do not exist for a task; below landlock, nothing protects a key.
+    is_sealed = isolation.landlock and not isolation.bubblewrap
     if node_memory is not None:
-        memory = MemoryDirectories(node_memory.path, secrets.token_bytes(16))
+        memory = MemoryDirectories(node_memory.path, secrets.token_bytes(16), is_sealed=is_sealed)
     elif options.memory_root:
-        memory = MemoryDirectories(options.memory_root, memory_key.encode())
+        memory = MemoryDirectories(options.memory_root, memory_key.encode(), is_sealed=is_sealed)
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     Manager(

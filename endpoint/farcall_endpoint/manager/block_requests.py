@@ -12,9 +12,11 @@ from farcall_endpoint.worker.channel import BlocksRequest
 
 _MOST_OPEN: Final = 256
 """Requests of one worker."""
-_MOST_PARTS: Final = 64
-_MOST_BYTES: Final = 4 * 64 * 2**20
-"""Of all open requests of one worker together, but for a single one of one part: the manager has them in memory."""
+MOST_PARTS: Final = 56
+MOST_BYTES: Final = 64 * 2**20
+"""Limits of a request. Readers have the same numbers (:mod:`farcall_common.objects.node_blocks`)."""
+_MOST_OPEN_BYTES: Final = 4 * MOST_BYTES
+"""Limit of all open requests of one worker together: the manager has them in memory."""
 
 
 class BlockRequests:
@@ -33,10 +35,11 @@ class BlockRequests:
         self._open[worker.worker_id] += 1
         if self._open[worker.worker_id] > _MOST_OPEN:
             raise ValueError("more requests for blocks than a worker sends")
+        if any(not 0 <= start <= end for _, start, end in packet.parts):
+            raise ValueError("a part of a block that ends before it begins")
         size = sum(end - start for _, start, end in packet.parts)
-        own = [each for (number, _), each in self._sizes.items() if number == worker.worker_id]
-        is_alone = not own and len(packet.parts) == 1
-        if len(packet.parts) > _MOST_PARTS or (size + sum(own) > _MOST_BYTES and not is_alone):
+        own = sum(each for (number, _), each in self._sizes.items() if number == worker.worker_id)
+        if len(packet.parts) > MOST_PARTS or size > MOST_BYTES or size + own > _MOST_OPEN_BYTES:
             raise ValueError("a request for more bytes than a worker asks for")
         self._sizes[worker.worker_id, packet.number] = size
         self._actions.append(ServeBlocks(worker.worker_id, worker.jobs[0].order.submitter, packet))

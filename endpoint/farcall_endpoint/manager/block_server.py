@@ -2,6 +2,9 @@
 
 The address of a node has a proof that a manager of this agent has made it, so that no task makes a manager connect to
 anything else. Threads and the server (:mod:`.file_server`) are started by the first request.
+
+Blocks of this node are passed on as descriptors, and take no memory of the manager. Those of other nodes, and sealed
+ones, are in its memory until they are sent.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import hmac
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from farcall_common.errors import FarcallError, ObjectGone, StoreUnavailable
 from farcall_common.objects import block_files
@@ -22,7 +25,7 @@ from farcall_endpoint.manager.actions import ServeBlocks
 from farcall_endpoint.manager.event_queue import EventQueue
 from farcall_endpoint.manager.events import BlocksServed
 from farcall_endpoint.manager.file_server import (
-    PIECE_BYTES,
+    Answered,
     FileClient,
     FileServer,
     SourceFailed,
@@ -41,6 +44,7 @@ _THREADS: Final = 4
 _TRIES: Final = 2
 _END_LIMIT_S: Final = 2.0
 _PROOF_CHARACTERS: Final = 32
+_ENDED: Final = "its worker has ended"
 _NO_MEMORY: Final = "this node has no memory for blocks"
 
 
@@ -55,6 +59,8 @@ class Turns:
         self._most = max(1, threads - 1)
         self._waiting: dict[str, collections.deque[ServeBlocks]] = {}
         self._running: collections.Counter[str] = collections.Counter()
+        self._taken: list[ServeBlocks] = []
+        self._dropped: set[int] = set()  # workers
         self._changed = threading.Condition()
         self._is_closed = False
 
@@ -76,15 +82,42 @@ class Turns:
             action = waiting.popleft()
             if not waiting:
                 del self._waiting[submitter]
+            self._taken.append(action)
             return action
 
     def end(self, action: ServeBlocks) -> None:
         """A request has its answer."""
         with self._changed:
+            self._taken.remove(action)
+            self._dropped &= {each.worker_id for each in self._taken}
             self._running[action.submitter] -= 1
             if not self._running[action.submitter]:
                 del self._running[action.submitter]
             self._changed.notify()
+
+    def drop(self, worker_id: int) -> list[ServeBlocks]:
+        """A worker has ended: return its requests that wait, and mark those under way."""
+        dropped: list[ServeBlocks] = []
+        with self._changed:
+            for submitter, waiting in list(self._waiting.items()):
+                dropped += [each for each in waiting if each.worker_id == worker_id]
+                left = collections.deque(each for each in waiting if each.worker_id != worker_id)
+                if left:
+                    self._waiting[submitter] = left
+                else:
+                    del self._waiting[submitter]
+            self._dropped |= {each.worker_id for each in self._taken if each.worker_id == worker_id}
+        return dropped
+
+    def while_wanted(self, action: ServeBlocks, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """Yield the pieces of an answer.
+
+        :raises SourceFailed: when its worker has ended.
+        """
+        for piece in pieces:
+            if action.worker_id in self._dropped:
+                raise SourceFailed(_ENDED)
+            yield piece
 
     def close(self) -> None:
         """Give nothing any more."""
@@ -140,6 +173,11 @@ class BlockServer:
         else:
             self._report(action, error=_problem(action, "the node cannot start another thread"))
 
+    def drop(self, worker_id: int) -> None:
+        """A worker has ended: get nothing for its tasks any more."""
+        for action in self._turns.drop(worker_id):
+            self._report(action, error=_problem(action, _ENDED))
+
     def close(self) -> None:
         """End all threads."""
         self._client.close()
@@ -159,6 +197,8 @@ class BlockServer:
                 address, body = self._serve(action)
             except KeyError:
                 self._report(action, error=_problem(action, "they are not on their node any more"))
+            except FarcallError as error:  # a seal does not fit
+                self._report(action, error=error)
             except (SourceFailed, OSError, ValueError) as error:
                 self._report(action, error=_problem(action, str(error)))
             else:
@@ -171,14 +211,17 @@ class BlockServer:
         if not packet.parts and not packet.below:
             return self._own_address(), ()
         wanted = BlocksWanted(action.submitter, packet.parts, packet.below)
-        if any(not 0 <= start <= end for _, start, end in packet.parts):
-            raise ValueError("a part that ends before it begins")
         is_here = not packet.node or (self._server is not None and packet.node == self._own_address())
         if is_here:
-            return "", _body(_contents(self._read(wanted)), wanted.size_bytes)
+            if wanted.below:
+                self._delete_below(wanted)
+            if wanted.size_bytes > INLINE_BYTES and not self._block_key(wanted.submitter):
+                return "", tuple(self._shared(wanted))
+            return "", _body(self._turns.while_wanted(action, self._contents(wanted)), wanted.size_bytes)
         for tries_left in reversed(range(_TRIES)):
             try:
-                return "", _body(self._client.read(wanted, self._checked(packet.node)), wanted.size_bytes)
+                pieces = self._client.read(wanted, self._checked(packet.node))
+                return "", _body(self._turns.while_wanted(action, pieces), wanted.size_bytes)
             except SourceFailed:
                 if not tries_left:
                     raise
@@ -225,28 +268,52 @@ class BlockServer:
 
     # -- blocks of this node -------------------------------------------------------------------------------------------
 
-    def _read(self, wanted: Wanted) -> Generator[tuple[BinaryIO, int, int], None, None]:
-        """Parts of blocks: the file, where the part begins, and its length. Blocks below a prefix are deleted instead.
+    def _read(self, wanted: Wanted) -> Answered:
+        """Blocks for another manager. Blocks below a prefix are deleted instead.
 
         :raises KeyError: if one is not there.
         :raises OSError: if it cannot be read.
+        :raises ObjectDamaged: if its seal does not fit.
         """
         if not isinstance(wanted, BlocksWanted):
             raise KeyError(wanted)
         if wanted.below:
-            for directory in self._directories(wanted.submitter):
-                block_files.delete_below(directory, wanted.below)
-            return
-        for name, start, end in wanted.parts:
-            with self._opened(wanted.submitter, name) as file:
-                if os.fstat(file.fileno()).st_size < end:
-                    raise KeyError(name)
-                yield file, start, end - start
+            self._delete_below(wanted)
+        yield from self._contents(wanted)
 
-    def _opened(self, submitter: str, name: str) -> BinaryIO:
+    def _contents(self, wanted: BlocksWanted) -> Iterator[bytes | memoryview]:
+        key = self._block_key(wanted.submitter)
+        for name, start, end in wanted.parts:
+            memory = self._opened(wanted.submitter, name, start, end)
+            yield from block_files.read(memory.descriptor, start, end, name=name, key=key)
+
+    def _shared(self, wanted: BlocksWanted) -> Iterator[Frame]:
+        """The same as ranges of files, which the worker maps: a file that becomes shorter ends the worker alone."""
+        for name, start, end in wanted.parts:
+            yield SharedBytes(self._opened(wanted.submitter, name, start, end), start, end - start)
+
+    def _delete_below(self, wanted: BlocksWanted) -> None:
+        for directory in self._directories(wanted.submitter):
+            block_files.delete_below(directory, wanted.below)
+
+    def _block_key(self, submitter: str) -> bytes:
+        return b"" if self._memory is None else self._memory.block_key(submitter).encode()
+
+    def _opened(self, submitter: str, name: str, start: int, end: int) -> MemoryFile:
+        """The file of a block that has these bytes.
+
+        :raises KeyError: if there is none.
+        """
         for directory in self._directories(submitter):
             with contextlib.suppress(FileNotFoundError):
-                return os.fdopen(block_files.open_block(directory, name), "rb", buffering=0)
+                memory = MemoryFile(block_files.open_block(directory, name))
+                key = self._block_key(submitter)
+                if block_files.size_of(memory.descriptor, key=key) < end:
+                    raise KeyError(name)
+                # No writer of blocks leaves holes. To read them would take memory that their file does not.
+                if not key and start < end > os.lseek(memory.descriptor, start, os.SEEK_HOLE):
+                    raise KeyError(name)
+                return memory
         raise KeyError(name)
 
     def _directories(self, submitter: str) -> Iterator[int]:
@@ -268,22 +335,7 @@ def _problem(action: ServeBlocks, reason: str) -> FarcallError:
     return ObjectGone(f"{parts[0][0]} and {len(parts) - 1} other blocks cannot be read: {reason}.")
 
 
-def _contents(parts: Generator[tuple[BinaryIO, int, int], None, None]) -> Iterator[bytes]:
-    """The bytes of parts of files.
-
-    :raises OSError: if a file has become shorter.
-    """
-    for file, start, size in parts:
-        at, end = start, start + size
-        while at < end:
-            piece = os.pread(file.fileno(), min(PIECE_BYTES, end - at), at)
-            if not piece:
-                raise OSError("a block has lost bytes")
-            yield piece
-            at += len(piece)
-
-
-def _body(pieces: Iterator[bytes] | Iterator[memoryview], size: int) -> tuple[Frame, ...]:
+def _body(pieces: Iterator[bytes | memoryview], size: int) -> tuple[Frame, ...]:
     if size <= INLINE_BYTES:
         return (b"".join(pieces),)
     return (SharedBytes(MemoryFile.of(pieces), 0, size),)

@@ -31,8 +31,10 @@ from farcall_endpoint.manager.events import CopyEnded, Event, Linked
 from farcall_endpoint.manager.file_server import (
     PIECE_BYTES,
     SILENCE_LIMIT_S,
+    Answered,
     FileClient,
     FileServer,
+    Range,
     SourceFailed,
     Wanted,
     started,
@@ -223,9 +225,8 @@ class FileCopies:
     def _copy_path(self, content: FileContent) -> Path:
         return self._path(content.submitter) / _COPIES / content.sha256
 
-    def _read(self, content: Wanted) -> Generator[tuple[BinaryIO, int, int], None, None]:
-        """A copy, in parts: its file, where the part begins, and its length. In a thread of the server. Ends early if
-        the copy has failed.
+    def _read(self, content: Wanted) -> Answered:
+        """A copy, in ranges of its file. In a thread of the server. Ends early if the copy has failed.
 
         :raises KeyError: if there is none, and none comes.
         :raises OSError: if it cannot be read.
@@ -255,7 +256,7 @@ class FileCopies:
                     end = content.size_bytes if draft is None or draft.is_complete else draft.written
                     if (draft is not None and draft.has_failed) or end <= sent or self._is_closed.is_set():
                         return
-                yield file, sent, end - sent
+                yield Range(file, sent, end - sent)
                 sent = end
 
     def _opened(self, content: FileContent, draft: Path | None) -> BinaryIO:

@@ -2,7 +2,9 @@
 
 A manager that asks for a copy proves that it has the key of the agent, which tasks never get: the server sends random
 bytes, and gets an HMAC of these and the request back. The request names the server's address, so that no other node can
-pass the proof on. What is sent is not encrypted; who receives it checks the SHA-256.
+pass the proof on. The server proves the same: the request has random bytes, too, and the answer ends with an HMAC of
+request, size and blocks. What is sent is not encrypted. Bytes of files are not in the HMAC: their receiver checks the
+SHA-256.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
+from farcall_common.errors import FarcallError
 from farcall_endpoint.protocol import BlocksWanted, FileContent
 
 _logger = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ _ROOM_LIMIT_S: Final = 20.0
 _PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 2.0
 _CHALLENGE_BYTES: Final = 32
+_ANSWER: Final = b"answer"
+"""First bytes of the HMAC of an answer. They keep an answer from being the proof of a request."""
 _MAC_BYTES: Final = 32
 _LENGTH_BYTES: Final = 2
 _SIZE_BYTES: Final = 8
@@ -56,12 +61,25 @@ class _Request(msgspec.Struct, frozen=True, array_like=True):
     address: str
     content: FileContent | None
     blocks: BlocksWanted | None = None
+    nonce: bytes = b""
 
 
 _decode: Final = msgspec.msgpack.Decoder(_Request).decode
 
 
 Wanted = FileContent | BlocksWanted
+
+
+class Range(NamedTuple):
+    """Bytes of a file that is sent."""
+
+    file: BinaryIO
+    start: int
+    size: int
+
+
+Answered = Generator[Range | bytes | memoryview, None, None]
+"""Parts of an answer: ranges of files, or blocks in pieces."""
 
 
 class SourceFailed(Exception):
@@ -79,9 +97,7 @@ class FileServer:
     :raises OSError: if no port is free.
     """
 
-    def __init__(
-        self, host: str, *, read: Callable[[Wanted], Generator[tuple[BinaryIO, int, int], None, None]]
-    ) -> None:
+    def __init__(self, host: str, *, read: Callable[[Wanted], Answered]) -> None:
         self._read = read
         self._key = b""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -150,21 +166,22 @@ class FileServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                content = self._requested(connection)
+                requested = self._requested(connection)
                 self._end_handshake(connection)
-                if content is None or not self._room.acquire(timeout=_ROOM_LIMIT_S):
+                if requested is None or not self._room.acquire(timeout=_ROOM_LIMIT_S):
                     return
                 try:
-                    self._answer(connection, content)
+                    self._answer(connection, *requested)
                 finally:
                     self._room.release()
-        except (OSError, ValueError) as error:  # it has ended, or is no manager
+        except (OSError, ValueError, FarcallError) as error:  # it has ended, or is no manager, or a block is damaged
             _logger.debug("a reader of files: %s", error)
         finally:
             self._forget(connection, threading.current_thread())
 
-    def _requested(self, connection: socket.socket) -> Wanted | None:
-        """What a manager wants; None if it is none of this agent, or wants it from another node."""
+    def _requested(self, connection: socket.socket) -> tuple[Wanted, hmac.HMAC] | None:
+        """A request, and the HMAC of its answer as it begins; None if the peer is not a manager of this agent, or
+        wants something of another node."""
         ends_at = time.monotonic() + _HANDSHAKE_LIMIT_S
         challenge = secrets.token_bytes(_CHALLENGE_BYTES)
         _limit(connection, ends_at)
@@ -181,21 +198,27 @@ class FileServer:
         if wanted.address != self.address:
             _logger.warning("a request for a file that was meant for the node at %s", wanted.address)
             return None
-        return wanted.content or wanted.blocks
+        content = wanted.content or wanted.blocks
+        return None if content is None else (content, _mac_of_answer(self._key, challenge, request))
 
-    def _answer(self, connection: socket.socket, content: Wanted) -> None:
+    def _answer(self, connection: socket.socket, content: Wanted, mac: hmac.HMAC) -> None:
         connection.settimeout(SILENCE_LIMIT_S)
         with contextlib.closing(self._read(content)) as parts:
             try:
                 part = next(parts, None)
-            except (KeyError, OSError):
-                connection.sendall(_MISSING.to_bytes(_SIZE_BYTES))
-                return
-            connection.sendall(content.size_bytes.to_bytes(_SIZE_BYTES))
+                size = content.size_bytes.to_bytes(_SIZE_BYTES)
+            except (KeyError, OSError, FarcallError, OverflowError):
+                part, size = None, _MISSING.to_bytes(_SIZE_BYTES)
+            mac.update(size)
+            connection.sendall(size)
             while part is not None:
-                file, offset, count = part
-                connection.sendfile(file, offset, count)
+                if isinstance(part, Range):
+                    connection.sendfile(*part)
+                else:
+                    mac.update(part)
+                    connection.sendall(part)
                 part = next(parts, None)
+            connection.sendall(mac.digest())
 
 
 class FileClient:
@@ -218,7 +241,8 @@ class FileClient:
                 each.shutdown(socket.SHUT_RDWR)
 
     def read(self, content: Wanted, address: str) -> Generator[memoryview, None, None]:
-        """A copy, or blocks, of the manager at ``address``, in pieces; each is valid until the next one.
+        """A copy, or blocks, of the manager at ``address``, in pieces; each is valid until the next one. The pieces
+        count when the generator has ended: then the server has proved that it has the key.
 
         :raises SourceFailed: if it cannot be had there.
         """
@@ -235,26 +259,41 @@ class FileClient:
                 if self._is_closed.is_set():  # it may not have seen this socket
                     raise SourceFailed("the manager ends")
                 challenge = _received(connection, _CHALLENGE_BYTES, ends_at)
-                wanted = (content, None) if isinstance(content, FileContent) else (None, content)
-                request = _encode(_Request(address, *wanted))
+                nonce = secrets.token_bytes(_CHALLENGE_BYTES)
+                if isinstance(content, FileContent):
+                    request = _encode(_Request(address, content, nonce=nonce))
+                else:
+                    request = _encode(_Request(address, None, content, nonce))
                 if len(request) > _MOST_REQUEST_BYTES:
                     raise SourceFailed(f"a request of {len(request):,} bytes")
                 proof = hmac.digest(self._key, challenge + request, "sha256")
                 connection.sendall(len(request).to_bytes(_LENGTH_BYTES) + request + proof)
-                left = int.from_bytes(_received(connection, _SIZE_BYTES, ends_at))
-                if left != content.size_bytes:
-                    raise SourceFailed("it does not have it")
+                mac = _mac_of_answer(self._key, challenge, request)
+                size = _received(connection, _SIZE_BYTES, ends_at)
+                mac.update(size)
+                has_it = int.from_bytes(size) == content.size_bytes
+                left = content.size_bytes if has_it else 0
                 while left:
                     _limit(connection, ends_at)
                     count = connection.recv_into(buffer, min(left, PIECE_BYTES))
                     if not count:
                         raise SourceFailed("the connection was closed in the middle")
                     left -= count
+                    if isinstance(content, BlocksWanted):
+                        mac.update(buffer[:count])
                     yield buffer[:count]
+                if not hmac.compare_digest(_received(connection, _MAC_BYTES, ends_at), mac.digest()):
+                    raise SourceFailed("the answer was made without the key of this endpoint's agent")
+                if not has_it:
+                    raise SourceFailed("it does not have it")
             except OSError as error:
                 raise SourceFailed(f"the connection has failed: {error}") from error
             finally:
                 self._sockets.discard(connection)
+
+
+def _mac_of_answer(key: bytes, challenge: bytes, request: bytes) -> hmac.HMAC:
+    return hmac.new(key, _ANSWER + challenge + request, "sha256")
 
 
 def started(run: Callable[[], None], name: str) -> threading.Thread | None:

@@ -421,20 +421,20 @@ def kept_answer(action: Answer, memory: Memory) -> Answer:
     room."""
     if not action.body:
         return action
-    [value] = action.body
-    size = len(value)
-    on_disk = isinstance(value, SharedBytes) and not value.memory.is_sealed
+    values = list(action.body)
+    size = sum(map(len, values))
+    on_disk = any(isinstance(each, SharedBytes) and not each.memory.is_sealed for each in values)
     try:
         if not memory.accepts(size, on_disk=on_disk):
             raise ValueError("there is no room")
         if not (on_disk or memory.has_files):
-            value = read(value)
+            values = [read(each) for each in values]
     except ValueError as error:
-        value = b""
+        values = [b""]
         packet = msgspec.structs.replace(action.packet, error=outcomes.value_not_stored(size, error).to_json())
-        action = Answer(action.worker_id, packet, (value,))
-    memory.add([value], on_disk=on_disk)
-    return Answer(action.worker_id, action.packet, (value,))
+        action = Answer(action.worker_id, packet, (b"",))
+    memory.add(values, on_disk=on_disk)
+    return Answer(action.worker_id, action.packet, tuple(values))
 
 
 def _least(one: int | None, other: int | None) -> int | None:

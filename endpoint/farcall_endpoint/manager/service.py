@@ -106,7 +106,10 @@ _MOST_UNSENT: Final = 2 * MOST_OPEN
 """So many answers wait for a task that reads none; its worker makes fewer calls before it reads."""
 _MOST_NEW_FILES: Final = 64
 """When packets have brought so many, the core decides first which of them stay open."""
+_MOST_NEW_BYTES: Final = 8 * 2**20
+"""Bytes outside of files that are read before the core handles them."""
 _MOST_PACKETS: Final = 20_000
+_MOST_BYTES: Final = 64 * 2**20
 """A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
 they are read, and no other worker would be served."""
 
@@ -255,7 +258,7 @@ class Manager:
                 if descriptor == worker.process.pidfd:
                     events += self._reap(worker)
                 else:
-                    events += self._receive(worker, most_files=_MOST_NEW_FILES)
+                    events += self._receive(worker, in_steps=True)
             elif descriptor == self._agent_descriptor:
                 is_agent_readable = True
             elif descriptor == self._launcher.fileno():
@@ -756,17 +759,20 @@ class Manager:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
-    def _receive(self, worker: _Worker, *, most_files: int = sys.maxsize) -> list[Event]:
-        """All packets that a worker has sent, or the first of them, with about so many files. A task can write to its
-        worker's socket, so they may be malformed, or never end."""
+    def _receive(self, worker: _Worker, *, in_steps: bool = False) -> list[Event]:
+        """All packets that a worker has sent; with ``in_steps`` the first of them, if there are many files or bytes. A
+        task can write to its worker's socket, so they may be malformed, or never end."""
+        channel = worker.process.channel
+        bytes_before = channel.received_bytes
         packets: list[tuple[Packet, Body]] = []
         events: list[Event] = [PacketsReceived(worker.worker_id, packets)]
         files = 0
         try:
-            while (received := worker.process.channel.receive_shared()) is not None:
+            while (received := channel.receive_shared()) is not None:
                 _check_files(*received)
                 packet, body = received
-                if len(packets) >= _MOST_PACKETS:
+                received_bytes = channel.received_bytes - bytes_before
+                if len(packets) >= _MOST_PACKETS or received_bytes > _MOST_BYTES:
                     raise ValueError("more packets at a time than a worker sends")
                 if isinstance(packet, Done) and packet.lent is not None and worker.worker_id in self._returns:
                     received = packet, self._returns[worker.worker_id].body(body, *packet.lent)
@@ -777,8 +783,8 @@ class Manager:
                     packets.append(received)
                 if not isinstance(body, bytes):
                     files += len(ranges_of(body))
-                    if files >= most_files:
-                        break
+                if in_steps and (files >= _MOST_NEW_FILES or received_bytes >= _MOST_NEW_BYTES):
+                    break
         except BlockingIOError:
             pass
         except MALFORMED as error:
@@ -809,6 +815,7 @@ class Manager:
             for part in answer.body:
                 self._core.value_memory.remove(part)
         self._returns.pop(worker.worker_id, None)
+        self._blocks.drop(worker.worker_id)
         self._shares.remove(process.pid)
         reason = process.reap()
         self._notify_reaper(f"-{process.pid}")

@@ -235,17 +235,24 @@ class MemoryDirectories:
     Landlock lets all tasks open what they know by name in the memory file system, and list nothing. So the names cannot
     be guessed: they are made with a key that agent and managers share.
 
+    Names can leak, so that what is in the directories has seals (``is_sealed``) where a task of another submitter
+    could change it.
+
     :param root: in which they are; it is the agent's.
     """
 
-    def __init__(self, root: Path, key: bytes) -> None:
+    def __init__(self, root: Path, key: bytes, *, is_sealed: bool = False) -> None:
         self._root = root
         self._key = key
+        self._is_sealed = is_sealed
 
     def path(self, submitter: str) -> Path:
         """Where the directory of a submitter is, empty for the owner."""
-        name = hmac.digest(self._key, submitter.encode(errors="surrogatepass"), "sha256").hex()[:_NAME_CHARACTERS]
-        return self._root / name
+        return self._root / _digest(self._key, submitter)[:_NAME_CHARACTERS]
+
+    def block_key(self, submitter: str) -> str:
+        """The key of a submitter's seals; empty: there are none."""
+        return _digest(self._key + b" of seals", submitter) if self._is_sealed else ""
 
     def of(self, submitter: str) -> str:
         """The directory of a submitter, empty for the owner; it is made if it does not exist. Empty if it cannot be."""
@@ -256,6 +263,10 @@ class MemoryDirectories:
             _logger.warning("tasks get no directory in memory: %s", error)
             return ""
         return str(path)
+
+
+def _digest(key: bytes, submitter: str) -> str:
+    return hmac.digest(key, submitter.encode(errors="surrogatepass"), "sha256").hex()
 
 
 class WorkerDirectories:
@@ -300,6 +311,7 @@ class WorkerDirectories:
             self._settings,
             temporary=temporary,
             memory="" if self._memory is None else self._memory.of(submitter),
+            block_key="" if self._memory is None else self._memory.block_key(submitter),
             submitter=submitter,
         )
 

@@ -16,6 +16,8 @@ import msgspec
 
 from farcall_endpoint.worker.environment import set_all
 
+SECRET: Final = "k"  # noqa: S105 - a name of a file
+"""The file beside the socket with what the program sends first. Who cannot read it is not the program."""
 BEGUN: Final = b"begun"
 """What the program sends when it is the worker: what goes wrong from then on is a matter of its tasks."""
 _MOST_BYTES: Final = 2**20
@@ -70,14 +72,17 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to the manager that started this program.
+    """Connect to the manager that started this program, and send the secret.
 
     :raises OSError: if it is gone.
     """
+    with open(os.path.join(os.path.dirname(path), SECRET), "rb") as file:  # noqa: PTH118, PTH120, PTH123
+        secret = file.read()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     connection.settimeout(_CONNECT_LIMIT_S)
     try:
         connection.connect(path)
+        connection.sendall(secret)
     except BaseException:
         connection.close()
         raise

@@ -53,6 +53,8 @@ _LENGTH: Final = struct.Struct("<I")
 _LARGE_HEADER: Final = struct.Struct("<II")
 """In place of the header: 0, and how long it is as the first part of the body."""
 _MAX_LARGE_HEADER_BYTES: Final = 32 * 1024 * 1024
+_MAX_HEADER_OF_WORKER_BYTES: Final = 8 * 1024 * 1024
+"""Sizes of a million elements fit. A header that a task forges takes ten times its length in the manager's memory."""
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
@@ -60,6 +62,13 @@ _MOST_CLAIMS: Final = 4096
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+MOST_ELEMENTS: Final = 1_000_000
+"""Most elements of a value that is spread: as many calls as a graph may make."""
+_Few = msgspec.Meta(max_length=1_000)
+_Many = msgspec.Meta(max_length=100_000)
+_Elements = msgspec.Meta(max_length=MOST_ELEMENTS)
+"""How many items a packet of a worker has. The decoder checks the number first: empty items take no bytes to send, and
+8 bytes each in the manager's memory."""
 
 MANAGER: Final = -1
 ITSELF: Final = -2
@@ -171,7 +180,7 @@ class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
     already, by process id; that is not the task's."""
 
     task_id: str
-    resident_bytes: dict[int, int]
+    resident_bytes: Annotated[dict[int, int], _Many]
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -188,12 +197,12 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     task_id: str
     started_at: float
     ended_at: float
-    error: dict[str, str | int | float | bool | list[str] | None] | None = None
-    details: dict[str, str] | None = None
+    error: Annotated[dict[str, str | int | float | bool | Annotated[list[str], _Many] | None], _Few] | None = None
+    details: Annotated[dict[str, str], _Few] | None = None
     printed: Printed | None = None
     is_retried: bool = False
-    parts: tuple[int, ...] = ()
-    undelivered: tuple[int, ...] = ()
+    parts: Annotated[tuple[int, ...], _Elements] = ()
+    undelivered: Annotated[tuple[int, ...], _Elements] = ()
     lent: tuple[_Number, _Number] | None = None
 
 
@@ -213,8 +222,8 @@ class Calls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     length of each), and then the payloads. Each call is answered by a CallEnded. A task can forge this."""
 
     task_id: str
-    calls: tuple[Call, ...]
-    functions: tuple[tuple[str, int], ...] = ()
+    calls: Annotated[tuple[Call, ...], _Many]
+    functions: Annotated[tuple[tuple[str, int], ...], _Many] = ()
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -237,7 +246,7 @@ class DropCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The running task does not need these calls any more. A task can forge this."""
 
     task_id: str
-    numbers: tuple[int, ...]
+    numbers: Annotated[tuple[int, ...], _Many]
 
 
 class ValkeyRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -264,7 +273,7 @@ class BlocksRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
     task_id: str
     number: int
     node: str = ""
-    parts: tuple[tuple[str, int, int], ...] = ()
+    parts: Annotated[tuple[tuple[str, int, int], ...], _Few] = ()
     below: str = ""
 
 
@@ -301,7 +310,7 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Modules that the tasks of a worker have imported since its start, or since the last of these packets, in order. A
     task can forge this."""
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[str, ...], _Many]
 
 
 Packet = (
@@ -336,10 +345,14 @@ class Channel:
 
     :param claims: the socket of claims: the manager sends them, the worker receives them.
     :param unclaimed: the manager's copy of the worker's.
+
+    :ivar received_bytes: of all packets, without what is in files.
     """
 
     def __init__(self, end: socket.socket, claims: socket.socket, unclaimed: socket.socket | None = None) -> None:
         self.socket = end
+        self.received_bytes = 0
+        self._most_header_bytes = _MAX_LARGE_HEADER_BYTES if unclaimed is None else _MAX_HEADER_OF_WORKER_BYTES
         self._claims = claims
         self._unclaimed = claims if unclaimed is None else unclaimed
         # Memory that takes no space before it is used: most packets fill one page of it.
@@ -444,6 +457,7 @@ class Channel:
             return None
         if size == 0:
             return None
+        self.received_bytes += size
         view = self._view
         length = _LENGTH.unpack_from(view)[0]
         if not received and not flags & _TRUNCATED:
@@ -461,7 +475,7 @@ class Channel:
         if length:
             return _decode(view[_LENGTH.size : body_at]), body
         _, length = _LARGE_HEADER.unpack_from(view)
-        if not 0 < length <= _MAX_LARGE_HEADER_BYTES:
+        if not 0 < length <= self._most_header_bytes:
             raise ValueError(f"a header of {length} bytes")
         [header] = cut(body, [length])
         return _decode(piece_of(header, 0, length)), bodies.rest_of(body, length + -length % ALIGNMENT_BYTES)

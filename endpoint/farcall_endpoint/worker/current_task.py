@@ -91,7 +91,9 @@ class CurrentTask:
         from farcall_endpoint.worker.node_memory import WorkerNodeMemory  # here: few tasks ask for it
 
         places = self._places()
-        return WorkerNodeMemory(places.blocks_dir(), self._calls(), has_other_nodes=places.has_other_nodes)
+        return WorkerNodeMemory(
+            places.blocks_dir(), self._calls(), has_other_nodes=places.has_other_nodes, key=places.block_key
+        )
 
     def valkey_url(self) -> str:
         """See :meth:`farcall_common.running.RunningTask.valkey_url`."""

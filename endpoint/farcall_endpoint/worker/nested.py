@@ -236,9 +236,9 @@ class CallsOfTask:
 
     def blocks(
         self, node: str = "", parts: tuple[tuple[str, int, int], ...] = (), below: str = ""
-    ) -> tuple[str, Bytes]:
-        """The address and the bytes of an answer, see :class:`~farcall_endpoint.worker.channel.BlocksRequest`."""
-        answer: tuple[str, Bytes] = self._request(
+    ) -> tuple[str, Bytes | FrameList]:
+        """The address and the body of an answer, see :class:`~farcall_endpoint.worker.channel.BlocksRequest`."""
+        answer: tuple[str, Bytes | FrameList] = self._request(
             lambda number: BlocksRequest(self.task_id, number, node, parts, below)
         )
         return answer
@@ -414,7 +414,7 @@ class CallsOfTask:
                 elif isinstance(packet, ValkeyAnswer):
                     self._answered(packet, packet.url)
                 elif isinstance(packet, BlocksAnswer):
-                    self._answered(packet, (packet.address, body[:]))
+                    self._answered(packet, (packet.address, body))
                 elif isinstance(packet, Sync):
                     self._others.sync()
                 else:

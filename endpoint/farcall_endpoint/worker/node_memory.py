@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,8 +22,9 @@ class WorkerNodeMemory:
     :param has_other_nodes: whether the memory of this node is not that of all.
     """
 
-    def __init__(self, directory: Path | None, calls: CallsOfTask, *, has_other_nodes: bool) -> None:
+    def __init__(self, directory: Path | None, calls: CallsOfTask, *, has_other_nodes: bool, key: bytes) -> None:
         self.directory = directory
+        self.key = key
         self._calls = calls
         self._has_other_nodes = has_other_nodes
 
@@ -32,10 +34,12 @@ class WorkerNodeMemory:
             return ""
         return self._calls.blocks()[0]
 
-    def fetch(self, node: str, parts: Sequence[Range]) -> memoryview:
+    def fetch(self, node: str, parts: Sequence[Range]) -> list[memoryview]:
         """See :class:`farcall_common.running.NodeMemory`."""
-        _, body = self._calls.blocks(node, tuple((name, start, end or 0) for name, start, end in parts))
-        return memoryview(body)
+        wanted = tuple((name, start, end or 0) for name, start, end in parts)
+        _, body = self._calls.blocks(node, wanted)
+        ends = itertools.accumulate((end - start for _, start, end in wanted), initial=0)
+        return [memoryview(body[first:end]) for first, end in itertools.pairwise(ends)]
 
     def delete_below(self, node: str, prefix: str) -> None:
         """See :class:`farcall_common.running.NodeMemory`."""

@@ -27,7 +27,7 @@ def scratch_name(worker_id: int | str) -> str:
 class TaskPlaces:
     """The directories of one task.
 
-    ``has_other_nodes``: whether the memory of this node is not that of all.
+    ``has_other_nodes``: whether the memory of this node is not that of all. ``block_key``: of the seals of blocks.
 
     :param root: the endpoint's working directory.
     :param worker_id: the worker's, unique in its manager.
@@ -40,6 +40,7 @@ class TaskPlaces:
         self._worker_id = worker_id
         self._memory = settings.memory
         self.has_other_nodes = settings.is_of_node
+        self.block_key = settings.block_key.encode()
         # Of a worker that serves several submitters, this is the only thing that tells them apart.
         other = order.submitter if order.submitter != settings.submitter else ""
         self._other = name_of(other) if other else ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from farcall_common import running
 from farcall_common.errors import (
     ConfigurationError,
     DeserializationError,
@@ -87,6 +88,7 @@ class Runner:
         self._data_serializer = Serializer(data=PORTABLE_DATA, allowed=data)
         self._data_only = settings.data_only
         self._native = settings.native
+        running.seals_memory = bool(settings.block_key)
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}

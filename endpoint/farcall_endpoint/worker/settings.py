@@ -21,7 +21,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     from outside alone. ``writable``: with some, it reaches nothing but these directories and what is ``readable``.
     ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
     system, empty if they have none; ``is_of_node``: whether other nodes have other ones; ``submitter``: whose these
-    are, empty for the owner.
+    are, empty for the owner. ``block_key``: of the seals of what is in memory, where tasks of another submitter could
+    change it; empty: it has none.
     """
 
     sandboxed: bool = False
@@ -36,6 +37,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     memory: str = ""
     is_of_node: bool = False
     submitter: str = ""
+    block_key: str = ""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerSettings:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from farcall_common.errors import ErrorRecord, SerializationError
 from farcall_common.payload import Piece, Serializer, is_binary
 from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import ALIGNMENT_BYTES, Frame, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import INLINE_BYTES, CallOrder
-
-MOST_ELEMENTS: Final = 1_000_000
-"""As many calls as a graph may make."""
+from farcall_endpoint.worker.channel import INLINE_BYTES, MOST_ELEMENTS, CallOrder
 
 
 class ValueRefused(Exception):
