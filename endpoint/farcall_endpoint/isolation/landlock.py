@@ -16,9 +16,10 @@ from landlockpy import AccessFS, AccessNet, Ruleset, Scope, abi_version
 
 from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 
-#: The first version of the interface that refuses to truncate files; from 6 on (Linux 6.12) it also refuses signals to
-#: processes outside, and abstract sockets.
+#: The first version of the interface that refuses to truncate files.
 _LEAST_ABI: Final = 3
+#: The first one (Linux 6.12) that also refuses signals to processes outside, and abstract sockets.
+_SIGNALS_ABI: Final = 6
 
 _READ: Final = AccessFS.READ_FILE | AccessFS.READ_DIR | AccessFS.EXECUTE
 _USE: Final = AccessFS.READ_FILE | AccessFS.WRITE_FILE | AccessFS.READ_DIR | AccessFS.IOCTL_DEV | AccessFS.TRUNCATE
@@ -40,6 +41,11 @@ def missing() -> str:
     if version >= _LEAST_ABI:
         return ""
     return f"Landlock: kernel {os.uname().release} has version {version}, and {_LEAST_ABI} (Linux 6.2) is the least"
+
+
+def confines_signals() -> bool:
+    """Whether the kernel of this node also refuses signals to processes outside."""
+    return abi_version() >= _SIGNALS_ABI
 
 
 def confine(*, readable: Iterable[str], writable: Iterable[str]) -> None:

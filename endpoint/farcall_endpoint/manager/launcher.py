@@ -15,6 +15,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
+from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.isolation.environment import for_submitter
@@ -168,8 +169,9 @@ class FreshProcessLauncher:
             str(worker_end.fileno()),
             str(claims.fileno()),
         ]
+        guard = _guard() if settings.writable and not prefix else []
         process = subprocess.Popen(
-            [*prefix, *command],
+            [*prefix, *guard, *command],
             stdin=subprocess.DEVNULL,
             stdout=output[0],
             stderr=output[1],
@@ -185,6 +187,7 @@ class FreshProcessLauncher:
             namespaced=bool(prefix),
             imports_key=imports_key,
             scratch=scratch,
+            guarded=bool(guard),
         )
 
     # -- environments --------------------------------------------------------------------------------------------------
@@ -278,3 +281,11 @@ class FreshProcessLauncher:
             return environment, settings, prefix
         settings = msgspec.structs.replace(settings, readable=tuple(readable), writable=tuple(writable))
         return environment, settings, prefix
+
+
+def _guard() -> list[str]:
+    """What to write before the command of a worker that Landlock confines, so that none of its processes can run away
+    at its end; empty where the kernel has no domains for signals."""
+    from farcall_endpoint.isolation import landlock  # most managers never need it
+
+    return process_reaper.guard_command() if landlock.confines_signals() else []

@@ -9,18 +9,16 @@ import logging
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
-from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint import protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
@@ -74,7 +72,7 @@ from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
-from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
+from farcall_endpoint.manager.processes import MeasuredTask, Orphans, ReaperProcess, memory_of_tasks, output_bytes
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
@@ -189,7 +187,7 @@ class Manager:
         self._orphans = Orphans()  # before there are children
         self._scratch = ScratchRemover()
         self._shares = CpuShares(Cgroups(())) if shares is None else shares
-        self._reaper = self._start_reaper()
+        self._reaper = ReaperProcess(self._shares.directories)
         self._epoll = select.epoll()
         self._epoll.register(self._agent_descriptor, select.EPOLLIN)
         self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
@@ -224,7 +222,8 @@ class Manager:
                     self._handle(measured)
                 self._kill_orphans()
         finally:
-            process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
+            for worker in self._workers.values():
+                self._end(worker)
             for worker in self._workers.values():
                 worker.process.wait()
             self._scratch.close()
@@ -232,9 +231,9 @@ class Manager:
                 self._files.close()
             self._blocks.close()
             self._launcher.close()
-            self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
+            self._orphans.kill_all(known={self._reaper.pid})
             self._shares.close()
-            self._reaper.communicate()
+            self._reaper.close()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
     def _handle(self, events: list[Event]) -> None:
@@ -510,7 +509,8 @@ class Manager:
         | protocol.CallNews
         | protocol.CallsDropped
         | protocol.ValkeyRequested
-        | protocol.FilesReported,
+        | protocol.FilesReported
+        | protocol.Ending,
         bodies: Sequence[Frame],
     ) -> None:
         """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
@@ -542,7 +542,6 @@ class Manager:
     def _perform(self, actions: list[Action]) -> list[Event]:
         """Perform actions in order; the events that answer them."""
         events: list[Event] = []
-        killed: set[int] = set()
         for action in actions:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
@@ -550,7 +549,7 @@ class Manager:
                     try:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
-                        worker.kill()
+                        self._end(worker)
                 case Connect():
                     self._connect(action)
                 case Answer():
@@ -580,8 +579,7 @@ class Manager:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
                     else:
                         self._ended.add(worker_id)
-                    self._workers[worker_id].kill_remote()
-                    killed.add(self._workers[worker_id].pid)
+                    self._end(self._workers[worker_id])
                 case Copy() | Link() | Unlink() | RemoveCopies():
                     assert self._files is not None
                     self._files.perform(action)
@@ -595,8 +593,12 @@ class Manager:
                     if failed:
                         _logger.error("no worker can be started: %s", reason)
                     self._send(protocol.Leaving(reason, failed=failed))
-        process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
+
+    def _end(self, process: WorkerProcess) -> None:
+        """Let a worker be ended with all that its tasks started, without waiting."""
+        process.kill_remote()
+        self._reaper.end(process.pid)
 
     def _connect(self, action: Connect) -> None:
         """Connect two workers. Where that fails, values go through this process, and memory is not used again."""
@@ -637,7 +639,7 @@ class Manager:
             unsent.append(kept_answer(action, self._core.value_memory))
             if len(unsent) == _MOST_UNSENT:
                 _logger.warning("worker %d reads none of its answers; killing it", action.worker_id)
-                self._workers[action.worker_id].kill()
+                self._end(self._workers[action.worker_id])
         elif action.worker_id in self._workers and not self._answered(action):
             self._unsent[action.worker_id] = collections.deque([kept_answer(action, self._core.value_memory)])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
@@ -672,7 +674,7 @@ class Manager:
             try:
                 worker.channel.send(Sync())
             except OSError:
-                worker.kill()
+                self._end(worker)
         return [*events, Recalled(worker_id, revoked)]
 
     def _read_streams(self, action: ReadStreams) -> list[Event]:
@@ -740,7 +742,7 @@ class Manager:
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
             return [WorkerDied(worker_id, 0, str(error))]
-        self._notify_reaper(f"+{process.pid}")
+        self._reaper.add(process.pid, is_guard=process.guarded)
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
         self._share_with(process, action.target)
@@ -811,7 +813,7 @@ class Manager:
         self._returns.pop(worker.worker_id, None)
         self._shares.remove(process.pid)
         reason = process.reap()
-        self._notify_reaper(f"-{process.pid}")
+        self._reaper.remove(process.pid)
         level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
         _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._ended.discard(worker.worker_id)
@@ -825,27 +827,6 @@ class Manager:
         if due_at is not None and now >= due_at:
             known = {self._reaper.pid, *self._launcher.children, *(worker.pid for worker in self._workers.values())}
             self._orphans.kill(known=known, now=now)
-
-    def _start_reaper(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
-        reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        assert reaper.stdin is not None
-        reaper.stdin.write(b"".join(b"=%s\n" % bytes(each) for each in self._shares.directories))
-        reaper.stdin.flush()
-        return reaper
-
-    def _notify_reaper(self, line: str) -> None:
-        """Add a worker to the reaper's list, or remove it. A reaper that was killed is replaced."""
-        stdin = self._reaper.stdin
-        assert stdin is not None
-        try:
-            stdin.write(f"{line}\n".encode())
-            stdin.flush()
-        except BrokenPipeError:
-            self._reaper.wait()
-            self._reaper = self._start_reaper()
-            for process in self._workers.values():
-                self._notify_reaper(f"+{process.pid}")
 
 
 def _check_files(packet: Packet, body: Body) -> None:

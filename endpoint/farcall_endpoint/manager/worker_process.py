@@ -75,7 +75,7 @@ class WorkerProcess:
     it. ``container`` or ``fork``: the same as ``process``, if it is one; ``ended`` makes sure that nothing is left of a
     container, and returns its last words if the worker did not begin. ``imports_key``: of what its tasks import.
     ``environment_key``: of its environment; empty: the endpoint's own Python. ``scratch``: where it makes the scratch
-    directories of its tasks.
+    directories of its tasks. ``guarded``: the process is a guard (:mod:`farcall_endpoint.process_reaper`) above it.
     """
 
     process: Process
@@ -90,6 +90,7 @@ class WorkerProcess:
     ended: Callable[[Container], str] | None = None
     environment_key: str = ""
     scratch: str = ""
+    guarded: bool = False
 
     @property
     def worker_pid(self) -> int | None:
@@ -102,12 +103,6 @@ class WorkerProcess:
     def pid(self) -> int:
         """Of the process that the manager started, and of its process group."""
         return self.process.pid
-
-    def kill(self) -> None:
-        """Kill the worker and all processes that its tasks started."""
-        self.kill_remote()
-        if self.fork is None:
-            process_reaper.kill_trees({self.pid})
 
     def kill_remote(self) -> None:
         """Kill what is no descendant of the process that the manager started."""
@@ -154,7 +149,7 @@ class WorkerProcess:
         self.worker_end.close()
         for descriptor in (self.pidfd, *self.output):
             os.close(descriptor)
-        if self.namespaced and code > _SIGNALLED:
+        if (self.namespaced or self.guarded) and code > _SIGNALLED:
             code = _SIGNALLED - code
         if code < 0:
             with contextlib.suppress(ValueError):
