@@ -89,6 +89,14 @@ class Interruptions:
                 self._actions.append(Pass(Ending(task_id)))
             self._actions.append(Kill(worker.worker_id, reason))
 
+    def end_after_task(self, worker: Worker) -> None:
+        """End a worker when the task that it runs has ended; it gets no other task."""
+        worker.tasks_left, worker.is_leaving = 0, True
+        if worker.jobs:
+            self.recall(worker)
+        else:
+            self.kill(worker)
+
     def stop(self, worker: Worker, task_id: str, reason: StopReason) -> None:
         """Stop a task of a worker, whether it has started or not."""
         worker.stops[task_id] = reason
@@ -218,7 +226,7 @@ class Interruptions:
                 self.cancel_calls(worker, job)
             self._queue.done(job.order.submitter)
             worker.unread_bytes -= orders.unread_bytes(job)
-            if worker.tasks_left is not None:
+            if worker.tasks_left is not None and not worker.is_leaving:
                 worker.tasks_left += 1
             self._take_back_followers(job)
             stop = worker.stops.pop(job.order.task_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -21,12 +22,16 @@ from farcall_endpoint.process_reaper import (
     own_children,
     read_process,
     read_processes,
+    tree,
 )
 
 _logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.2
 """Shortest time between two readings of processes. Killed processes take a moment to die, and are reaped then."""
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_START_S: Final = 2 / _TICKS_PER_S
+"""The start of a process is known to a tick."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -181,6 +186,40 @@ class ReaperProcess:
         self._process = self._start()
         for each in (*self._added.values(), *(f"!{pid}" for pid in self._ended)):
             self._order(each)
+
+
+class Leftovers:
+    """Processes that tasks of a worker of another submitter have left behind.
+
+    :param root: the worker, or the process above it that the manager has started.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._own: set[int] = set()
+        #: When to look for them, in monotonic seconds.
+        self.due_at = math.inf
+
+    def worker_ready(self) -> None:
+        """The worker has started, and has run no task: its processes are its own."""
+        self._own = tree(self._root)
+
+    def task_ended(self, *, now: float) -> None:
+        """A task has ended: what it started may take a moment to end."""
+        self.due_at = min(self.due_at, now + _PERIOD_S)
+
+    def exist(self, *, now: float, busy_since: float) -> bool:
+        """Whether there are any.
+
+        :param busy_since: when the task that runs now began: later processes may be its own. Infinite if none runs.
+        """
+        self.due_at = math.inf
+        began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
+        for pid in tree(self._root) - self._own:
+            process = read_process(pid)
+            if process is not None and not process.is_zombie and process.start / _TICKS_PER_S < began_s:
+                return True
+        return False
 
 
 class Orphans:

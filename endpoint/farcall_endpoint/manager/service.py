@@ -62,6 +62,7 @@ from farcall_endpoint.manager.events import (
     LimitExceeded,
     MalformedReceived,
     PacketsReceived,
+    ProcessesLeft,
     Recalled,
     TasksReceived,
     Terminated,
@@ -72,14 +73,21 @@ from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
-from farcall_endpoint.manager.processes import MeasuredTask, Orphans, ReaperProcess, memory_of_tasks, output_bytes
+from farcall_endpoint.manager.processes import (
+    Leftovers,
+    MeasuredTask,
+    Orphans,
+    ReaperProcess,
+    memory_of_tasks,
+    output_bytes,
+)
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Sync
+from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Ready, Sync
 from farcall_endpoint.worker.edges import edge_pair
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
@@ -177,6 +185,7 @@ class Manager:
         self._returns: dict[int, Returns] = {}  # by worker: arenas that it has lent
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
+        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those of other submitters
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
@@ -218,7 +227,7 @@ class Manager:
         try:
             while not self._core.is_over:
                 self._handle(self._wait_for_events())
-                if measured := [*self._measure(), *self._measure_warm()]:
+                if measured := [*self._measure(), *self._measure_warm(), *self._find_leftovers()]:
                     self._handle(measured)
                 self._kill_orphans()
         finally:
@@ -309,6 +318,8 @@ class Manager:
             deadline = min(deadline, self._measure_warm_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
+        for leftovers in self._leftovers.values():
+            deadline = min(deadline, leftovers.due_at)
         deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
@@ -342,6 +353,20 @@ class Manager:
             record = breach(order, memory_bytes=used_bytes, output_bytes=output[worker_id])
             if record is not None:
                 events.append(LimitExceeded(worker_id, order.task_id, record))
+        return events
+
+    def _find_leftovers(self) -> list[Event]:
+        """Look for processes that tasks of other submitters have left, when it is time."""
+        events: list[Event] = []
+        if not self._leftovers:
+            return events
+        now = time.monotonic()
+        for worker_id, leftovers in self._leftovers.items():
+            if leftovers.due_at <= now:
+                self._orphans.expect(now=now)  # a task can see to it that its worker adopts none
+                if leftovers.exist(now=now, busy_since=self._core.busy_since(worker_id)):
+                    _logger.info("worker %d has processes of tasks that have ended; it ends, too", worker_id)
+                    events.append(ProcessesLeft(worker_id))
         return events
 
     def _measure_warm(self) -> list[Event]:
@@ -746,6 +771,8 @@ class Manager:
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
         self._share_with(process, action.target)
+        if action.submitter:
+            self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -785,6 +812,12 @@ class Manager:
             pass
         except MALFORMED as error:
             events.append(MalformedReceived(worker.worker_id, str(error)))
+        if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
+            for packet, _ in packets:
+                if type(packet) is Ready:
+                    leftovers.worker_ready()
+                elif type(packet) is Done:
+                    leftovers.task_ended(now=time.monotonic())
         return events
 
     def _count_report(self, worker_id: int) -> None:
@@ -807,6 +840,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
+        self._leftovers.pop(worker.worker_id, None)
         for answer in self._unsent.pop(worker.worker_id, ()):
             for part in answer.body:
                 self._core.value_memory.remove(part)
