@@ -29,7 +29,7 @@ from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady,
 from farcall_endpoint.manager.launcher import FreshProcessLauncher, WorkerLauncher
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.manager.worker_process import WorkerProcess, Workplace
-from farcall_endpoint.process_reaper import descendants, read_processes
+from farcall_endpoint.process_reaper import descendants, kill_trees, read_processes
 from farcall_endpoint.worker.channel import Done, Ready
 from farcall_endpoint.worker.settings import WorkerSettings
 
@@ -355,14 +355,19 @@ class _OneShots:
                 raise RuntimeError(f"a worker did not run its task: {worker.tails()[1]}")
             self._poll.unregister(descriptor)
             del self._workers[descriptor]
-            worker.kill()
+            _kill(worker)
         elif isinstance(received[0], Ready):
             worker.channel.order(self._packet, self._body)
 
 
+def _kill(worker: WorkerProcess) -> None:
+    worker.kill_remote()
+    kill_trees({worker.pid})
+
+
 def end(worker: WorkerProcess) -> None:
     """Kill a worker, and wait for its end."""
-    worker.kill()
+    _kill(worker)
     select.select([worker.pidfd], [], [], _LIMIT_S)
     worker.reap()
 

@@ -591,6 +591,13 @@ class FilesReported(_Message, frozen=True):
     problem: str = ""
 
 
+class Ending(_Message, frozen=True):
+    """The manager is about to end the worker of a task of another submitter than the owner. If the manager is lost
+    before it reports the result, this task is the likely cause."""
+
+    task_id: str
+
+
 class Leaving(_Message, frozen=True):
     """Last message of a manager: all of its workers have ended. Unfinished tasks return to the agent.
     ``failed``: it could not start workers, so no task has been started."""
@@ -608,6 +615,7 @@ FromManager = (
     | CallsDropped
     | ValkeyRequested
     | FilesReported
+    | Ending
     | Leaving
 )
 

@@ -17,6 +17,7 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
+from farcall_endpoint import process_reaper
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
@@ -181,7 +182,8 @@ class Node:
 
     def kill(self, worker: WorkerProcess) -> str:
         """Kill a worker; how it died."""
-        worker.kill()
+        worker.kill_remote()
+        process_reaper.kill_trees({worker.pid})
         return self.died(worker)
 
 

@@ -596,6 +596,24 @@ def test_a_task_that_may_be_the_cause_ends_nevertheless() -> None:
     assert "a0" in ids(lose_with(core, "c", 1).finished)
 
 
+@pytest.mark.parametrize("expected", [False, True])
+def test_lost_manager_counts_for_the_task_whose_worker_it_was_ending(expected: bool) -> None:
+    core = make_core()
+    core.opened()
+    send(core, spec("a0", submitter="a", max_attempts=1), spec("b0", submitter="b", max_attempts=1))
+    core.manager_registered("n", slots=2)
+    core.progress("n", Progress(workers=2))
+    core.decide(now=1.0)
+    core.add(ev.WorkerEnding("n", "a0"))
+    core.add(ev.WorkerEnding("another manager", "b0"))
+    core.manager_lost("n", "it was silent for too long", expected=expected)
+    turn = core.decide(now=2.0)
+    assert ids(turn.finished) == ([] if expected else ["a0"])
+    core.manager_registered("o", slots=2)
+    core.progress("o", Progress(workers=2))
+    assert "b0" in ids(core.decide(now=3.0).orders["o"])
+
+
 def test_attempts_lost_with_tasks_of_the_same_submitter_count() -> None:
     core = make_core()
     core.opened()

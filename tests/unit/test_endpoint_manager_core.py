@@ -14,7 +14,7 @@ from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager import orders
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, ReadStreams, Recall, Report, Send
+from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Pass, ReadStreams, Recall, Report, Send
 from farcall_endpoint.manager.core import ManagerCore
 from farcall_endpoint.manager.events import (
     AgentLost,
@@ -36,6 +36,7 @@ from farcall_endpoint.output import Printed
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import (
     CancelTasks,
+    Ending,
     ReadOutput,
     ResultsTaken,
     Stop,
@@ -245,6 +246,18 @@ def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
     [finished] = rig.progress().finished
     assert finished.state is TaskState.CANCELLED
     assert not rig.progress().died
+
+
+def test_agent_hears_whose_worker_is_ended_before_it_is() -> None:
+    rig = SharedRig(slots=1)
+    rig.settle(jobs_of("a", 1))
+    [worker_id] = rig.workers
+    rig.read(worker_id)
+    actions = rig.handle(CancelTasks(("a0",)))
+    assert [action for action in actions if isinstance(action, Pass | Kill)] == [
+        Pass(Ending("a0")),
+        Kill(worker_id),
+    ]
 
 
 def test_result_before_the_kill_wins() -> None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 import pytest
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.isolation import landlock
+from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.process_reaper import Process, descendants
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.waiting import WAIT_S, wait_until
@@ -102,12 +104,117 @@ def test_the_reaper_kills_its_list_when_the_pipe_closes() -> None:
         assert all(each.is_running() for each in others)
 
 
+RUNS_AWAY = """
+import os, signal, sys, time
+from farcall_endpoint import process_reaper
+process_reaper.adopt_orphans()
+if sys.argv[1] == "no zombies":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+ends_at = time.monotonic() + 300
+for _ in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        while time.monotonic() < ends_at:
+            if os.fork():
+                os._exit(0)
+        os._exit(0)
+print("ready", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("leaves", ["zombies", "no zombies"])
+def test_processes_that_keep_on_forking_are_ended(leaves: str) -> None:
+    command = [sys.executable, "-c", RUNS_AWAY, leaves]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as root,
+        subprocess.Popen([sys.executable, "-I", "-S", process_reaper.__file__], stdin=subprocess.PIPE) as reaper,
+        family() as (other, others),
+    ):
+        assert root.stdout is not None
+        assert root.stdout.readline() == "ready\n"
+        reaper.communicate(f"+{root.pid}\n!{root.pid}\n".encode())
+        assert root.wait(WAIT_S) == -9
+        assert root.stdout.read() == "", "all that have inherited it have ended"
+        assert other.poll() is None
+        assert all(each.is_running() for each in others)
+
+
+GUARDS = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    try:
+        os.kill(int(sys.argv[1]), 9)
+    except PermissionError:
+        print("refused", flush=True)
+    time.sleep(300)
+os.wait()
+if sys.argv[2] == "runs":
+    time.sleep(300)
+sys.exit(3)
+"""
+
+
+@pytest.mark.skipif(bool(landlock.missing_alone()), reason=landlock.missing_alone())
+@pytest.mark.parametrize(("does", "code"), [("runs", 128 + 9), ("ends", 3)])
+def test_supervisor_ends_its_domain_and_nothing_else(does: str, code: int) -> None:
+    with family() as (other, others):
+        command = [*SUPERVISED, sys.executable, "-c", GUARDS, str(other.pid), does]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as guard:
+            assert guard.stdout is not None
+            assert guard.stdout.readline() == "refused\n"
+            if does == "runs":
+                guard.terminate()
+            assert guard.wait(WAIT_S) == code
+            assert guard.stdout.read() == "", "all that have inherited it have ended"
+        assert other.poll() is None
+        assert all(each.is_running() for each in others)
+
+
+class Recorded:
+    """Records whose end was ordered, in place of ending them."""
+
+    def __init__(self) -> None:
+        self.ended: list[int] = []
+
+    def __call__(self, pids: Collection[int]) -> Recorded:
+        self.ended += pids
+        return self
+
+    def advance(self, _: float) -> bool:
+        return True
+
+
 def test_a_process_that_reuses_a_pid_is_spared() -> None:
-    starts: dict[int, list[int | None]] = {41: [100, 100], 42: [100, 200], 43: [100, None]}
-    killed: list[int] = []
-    lines = ["+41\n", "+42\n", "+43\n"]
-    process_reaper.kill_at_end(lines, start_of=lambda pid: starts[pid].pop(0), kill=killed.extend)
-    assert killed == [41, 43]
+    starts: dict[int, list[int | None]] = {41: [100, 100], 42: [100, 200], 43: [100, None], 44: [100, 200]}
+    recorded = Recorded()
+    orders = process_reaper.Orders(start_of=lambda pid: starts[pid].pop(0), end=recorded)  # type: ignore[arg-type]
+    for line in ("+41", "+42", "+43", "+44", "!44"):
+        orders.take(line)
+    orders.advance()
+    assert recorded.ended == []
+    starts[44] = [200]
+    orders.close()
+    assert recorded.ended == [41, 43]
+
+
+def test_guard_that_does_not_end_is_ended() -> None:
+    now = 0.0
+    recorded = Recorded()
+    orders = process_reaper.Orders(start_of=lambda _: 1, end=recorded, clock=lambda: now)  # type: ignore[arg-type]
+    absent = 2**22 + 1  # no process has this id
+    for line in (f"+{absent} guard", f"!{absent}"):
+        orders.take(line)
+    wait_s = orders.advance()
+    assert wait_s is not None
+    assert wait_s > 0
+    assert recorded.ended == []
+    now += wait_s
+    orders.advance()
+    assert recorded.ended == [absent]
 
 
 REAPS = """

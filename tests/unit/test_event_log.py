@@ -222,6 +222,7 @@ def story() -> list[tuple[float, list[ev.Event]]]:
         (1.94, [ev.CallsHandedOver("n", CallsTaken("z", "", 3, calls), UserBytes([SECRET, SECRET]))]),
         (1.95, [ev.CallsHeard("z", CallNews((CallEnd(1, "g/1", TaskState.SUCCESS, parts=1),)), UserBytes([SECRET]))]),
         (1.96, [ev.CallsNotNeeded("n", ["g/2"]), ev.OwnerKnown("someone")]),
+        (1.965, [ev.WorkerEnding("n", "a")]),
         (1.97, [ev.CopiesReported("n", FilesReported(wanted=(FileContent("", "ab" * 32, 7),)))]),
         (2.0, [ev.ManagerLost("m", "it died"), ev.UploadFailed("c", 5, "HTTP 500", retryable=True)]),
         (9.0, []),

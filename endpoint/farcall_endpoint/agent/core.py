@@ -355,6 +355,9 @@ class AgentCore:
             case ev.CallsHeard():
                 self._elsewhere.heard(event.manager_id, event.news, event.bodies)
                 self._prefetch.observe_all(run_times(event.news))
+            case ev.WorkerEnding(manager_id=manager_id, task_id=task_id):
+                if (running := self._held.running_at(manager_id, task_id)) is not None:
+                    running.is_ending = True
             case ev.CallsNotNeeded():
                 self._elsewhere.dropped(event.manager_id, event.task_ids)
             case ev.OwnerKnown(owner_id=owner_id):

@@ -210,6 +210,13 @@ class CallsHeard(Event, frozen=True):
     bodies: UserBytes = msgspec.field(default_factory=UserBytes)
 
 
+class WorkerEnding(Event, frozen=True):
+    """A manager is about to end the worker of a task."""
+
+    manager_id: str
+    task_id: str
+
+
 class CallsNotNeeded(Event, frozen=True):
     """A manager does not need calls any more that it has handed over."""
 

@@ -59,6 +59,7 @@ Reported = (
     | protocol.CallsDropped
     | protocol.ValkeyRequested
     | protocol.FilesReported
+    | protocol.Ending
 )
 """What a manager tells the agent."""
 

@@ -454,18 +454,22 @@ class HeldTasks:
 
         Managers run in order, so only the first few of them, as many as it had slots, can have been running; the start
         of the others does not count. If those belong to several submitters, perhaps only one of them is the cause:
-        the start of each does not count either, a few times. Tasks that may not run twice are never sent ahead: each
+        the start of each does not count either, a few times. But if it was about to end the workers of some tasks,
+        those are the cause, and only their starts count. Tasks that may not run twice are never sent ahead: each
         may have been running, unless it is known that all were ``unstarted``.
         """
         again = []
         is_shared = len({task.share_of for task in tasks[:suspects]}) > 1
+        causes = [task for task in tasks if task.is_ending] if suspects else []
         for index, task in enumerate(tasks):
             if task.cancelling:
                 self.finish(task, self._results.cancelled(running=True))
             elif not (task.is_idempotent or unstarted):
                 self.finish(task, self._results.lost(task, reason))
-            elif index >= suspects or (is_shared and task.losses_shared < _SHARED_LOSSES):
-                task.losses_shared += index < suspects
+            elif task not in causes and (
+                causes or index >= suspects or (is_shared and task.losses_shared < _SHARED_LOSSES)
+            ):
+                task.losses_shared += index < suspects and not causes
                 task.starts -= 1
                 self.turn.starts.append(task)
                 again.append(task)
@@ -479,7 +483,7 @@ class HeldTasks:
     def requeue(self, tasks: Sequence[Task], now: float) -> None:
         """Tasks that managers had wait again, before the others."""
         for task in tasks:
-            task.stage, task.manager_id = Stage.QUEUED, None
+            task.stage, task.manager_id, task.is_ending = Stage.QUEUED, None, False
             if self._graphs.tasks:
                 self._graphs.stopped(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_NODES, now)

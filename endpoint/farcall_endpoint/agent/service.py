@@ -658,6 +658,8 @@ class Agent:
                     self._outputs_read.append(read)
                 case protocol.FilesReported() as report:
                     self._events.append(ev.CopiesReported(manager_id, report))
+                case protocol.Ending(task_id=task_id):
+                    self._events.append(ev.WorkerEnding(manager_id, task_id))
                 case protocol.ValkeyRequested(submitter=submitter):
                     self._valkey.requested(manager_id, submitter, payer=self._core.payer_of(submitter))
                 case message:

@@ -94,7 +94,8 @@ class Task:
 
     ``starts`` counts how often it was sent to a manager and may have been started, ``deaths`` are the reasons why these
     attempts failed, as far as this agent has seen them. ``losses_shared`` counts the managers that it was lost with
-    together with tasks of other submitters, and that ``starts`` leaves out. ``payload`` is None while only the spool
+    together with tasks of other submitters, and that ``starts`` leaves out. ``is_ending``: its manager is about to end
+    its worker. ``payload`` is None while only the spool
     has it. The task came ``received_at``, and ``state`` was entered ``at`` (epoch seconds); ``reported`` is the last
     state that was reported to the cloud.
     ``answer_key`` seals the answers of a sealed call; empty if it was not sealed.
@@ -126,6 +127,7 @@ class Task:
     is_monitored: bool = False
     starts: int = 0
     losses_shared: int = 0
+    is_ending: bool = False
     deaths: tuple[str, ...] = ()
     payload: Bytes | None = None
     manager_id: str | None = None

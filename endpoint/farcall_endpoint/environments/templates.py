@@ -190,7 +190,7 @@ class ForkedProcess:
         return self._template.wait_for(self)
 
     def kill(self) -> None:
-        """Kill it with all its descendants, also where they belong to another user of this machine."""
+        """Let the template kill it with all its descendants, also where they belong to another user of this machine."""
         self._template.kill(self)
 
 
@@ -387,9 +387,10 @@ class Template:
         self._end("killed")
 
     def kill(self, fork: ForkedProcess) -> None:
-        """Kill a child with all its descendants, from here and from inside of its environment."""
+        """Let the template kill a child with all its descendants. Where the child is the first process of a namespace,
+        it is killed here, and the kernel kills the others."""
         if fork.pid and fork.code is None and not _wait_readable(fork.pidfd, 0):
-            process_reaper.kill_trees({fork.pid})
+            process_reaper.kill_first_processes([fork.pid])
             self._send(Kill(fork.number))
 
     def wait_for(self, fork: ForkedProcess) -> int:

@@ -8,6 +8,9 @@ worker never continues such a call, because it could change the arguments meanwh
 A program that stands alone: ``python -I -S supervisor.py COMMAND...``. It starts the command as its child, and ends
 with its exit code, above 128 for a signal. It is the worker's ancestor: Yama lets ancestors read a process. A variable
 names the socket through which the worker, before its first task, sends the descriptor of its filter and its paths.
+
+It also ends what the worker leaves. It is in a Landlock domain that confines signals, and the worker in another one
+below. One signal to all processes of the domain reaches also those that are being forked, so none can run away.
 """
 
 from __future__ import annotations
@@ -50,7 +53,17 @@ _MOST_CONNECTS = 64
 """Connections of a worker that wait at the same time."""
 _SET_DUMPABLE = 4
 """PR_SET_DUMPABLE."""
+_SET_PDEATHSIG = 1
+"""PR_SET_PDEATHSIG."""
+_SET_CHILD_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER."""
+_SET_NO_NEW_PRIVS = 38
+"""PR_SET_NO_NEW_PRIVS."""
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
+_SCOPE_SIGNAL = 1 << 1
+"""LANDLOCK_SCOPE_SIGNAL."""
 _SIGNALLED = 128
+"""Above this exit code, it is the number of a signal, as shells report it."""
 _MOST_DESCRIPTORS = 2**20
 SOCKET = "FARCALL_WORKER_SUPERVISOR"
 _OF_DESCRIPTOR = re.compile(rb"/proc/(?:self|thread-self)/fd/(\d+)\Z")
@@ -362,22 +375,61 @@ def _serve(control: socket.socket) -> None:
         os._exit(1)  # the manager ends the worker with this process
 
 
-def main(command: list[str]) -> None:
-    """Start the command, serve its calls, and end as it does."""
-    _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
+def main(command: list[str]) -> int:
+    """Start the command, serve its calls, and kill what it leaves; its exit code, as a shell reports it.
+
+    :raises OSError: if the kernel has no domains for signals, or the parent has ended.
+    """
+    parent = os.getppid()
+    for option, value in ((_SET_DUMPABLE, 0), (_SET_CHILD_SUBREAPER, 1), (_SET_PDEATHSIG, signal.SIGTERM)):
+        if _libc.prctl(option, value, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+    _scope_signals()
+    with contextlib.suppress(PermissionError):
+        os.kill(parent, 0)
+        raise OSError("signals reach processes outside of the domain, or the parent has ended")
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    waited = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     own, other = socket.socketpair()
-    other.set_inheritable(True)
-    worker = os.posix_spawnp(command[0], command, {**os.environ, SOCKET: str(other.fileno())})
+    worker = os.fork()
+    if worker == 0:
+        try:
+            _scope_signals()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+            other.set_inheritable(True)
+            os.execvpe(command[0], command, {**os.environ, SOCKET: str(other.fileno())})  # noqa: S606
+        finally:
+            os._exit(127)
     for low, high in ((3, own.fileno()), (own.fileno() + 1, _MOST_DESCRIPTORS)):  # what only the worker needs
         os.closerange(low, high)
     other.detach()
     threading.Thread(target=_serve, args=(own,), daemon=True).start()
-    _, status = os.waitpid(worker, 0)
+    status: int | None = None
+    while status is None and signal.sigwait(waited) == signal.SIGCHLD:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                status = found[1] if found[0] == worker else status
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    if status is None:
+        _, status = os.waitpid(worker, 0)
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else _SIGNALLED - code)
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _scope_signals() -> None:
+    """Let this process and its descendants signal no process outside.
+
+    :raises OSError: if the kernel cannot do that.
+    """
+    rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_SIGNAL)  # files, network, scopes
+    ruleset = _call(_LANDLOCK_CREATE_RULESET, rules, ctypes.c_size_t(ctypes.sizeof(rules)), 0)
+    _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    os._exit(main(sys.argv[1:]))  # threads may wait for connections

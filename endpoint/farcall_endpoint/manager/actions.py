@@ -11,6 +11,7 @@ from farcall_endpoint.protocol import (
     CallNews,
     CallsDropped,
     CallsTaken,
+    Ending,
     FileContent,
     FilesReported,
     NodeFile,
@@ -112,11 +113,11 @@ class Report(_Action, frozen=True):
 
 
 class Pass(_Action, frozen=True):
-    """Send the agent what it passes on to another manager (calls, or how they have ended), a request for Valkey, or
-    news of copies of files."""
+    """Send the agent what it passes on to another manager (calls, or how they have ended), a request for Valkey, news
+    of copies of files, or whose worker is about to be ended."""
 
-    message: CallsTaken | CallNews | CallsDropped | ValkeyRequested | FilesReported
-    bodies: tuple[Frame, ...]
+    message: CallsTaken | CallNews | CallsDropped | ValkeyRequested | FilesReported | Ending
+    bodies: tuple[Frame, ...] = ()
 
 
 class ServeBlocks(_Action, frozen=True):

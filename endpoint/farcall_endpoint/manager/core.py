@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
@@ -49,6 +50,7 @@ from farcall_endpoint.manager.events import (
     Linked,
     MalformedReceived,
     PacketsReceived,
+    ProcessesLeft,
     Recalled,
     TasksReceived,
     Terminated,
@@ -301,6 +303,11 @@ class ManagerCore:
         ]
         return [head for head in heads if is_limited(head[1])]
 
+    def busy_since(self, worker_id: int) -> float:
+        """When the task that a worker runs began, in monotonic seconds; infinite if it runs none."""
+        worker = self._workers.get(worker_id)
+        return worker.since if worker is not None and worker.jobs else math.inf
+
     def _handle(self, event: Event, instant: Instant) -> None:
         now = instant.mono
         match event:
@@ -364,6 +371,9 @@ class ManagerCore:
                 self._accept_with_files(instant)
             case ReadOutput():
                 self._reads.append(event)
+            case ProcessesLeft(worker_id=worker_id):
+                if (left := self._workers.get(worker_id)) is not None and not left.killed:
+                    self._interruptions.end_after_task(left)
             case CpusMeasured():
                 self._latency.cpus = event
             case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):

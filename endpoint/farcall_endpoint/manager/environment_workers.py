@@ -305,6 +305,7 @@ class EnvironmentWorkers:
             os.pidfd_open(process.pid),
             output,
             namespaced=True,
+            supervised=is_supervised,
             imports_key=imports_key,
             container=process,
             ended=self._launcher.ended,

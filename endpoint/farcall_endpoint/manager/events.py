@@ -180,6 +180,12 @@ class WorkerDied(_Event, frozen=True):
     output: tuple[Printed, bytes] | None = None
 
 
+class ProcessesLeft(_Event, frozen=True):
+    """Tasks of another submitter than the owner have ended, and processes that they started in this worker have not."""
+
+    worker_id: int
+
+
 class CpusMeasured(_Event, frozen=True):
     """The processors of the node. ``pressure``: the part of the time in which some process waited for one, 0 to 1.
     ``processors``: how many there are; 0: not known. ``demands``: by latency class, how many threads of its workers
@@ -292,6 +298,7 @@ Event = (
     | BlocksServed
     | CancelTasks
     | ReadOutput
+    | ProcessesLeft
     | CpusMeasured
     | LimitExceeded
     | MalformedReceived

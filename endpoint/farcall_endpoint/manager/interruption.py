@@ -18,17 +18,17 @@ from farcall_common.retries import WALLTIME_NAME
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.manager import orders
-from farcall_endpoint.manager.actions import Action, Kill, Recall
+from farcall_endpoint.manager.actions import Action, Kill, Pass, Recall
 from farcall_endpoint.manager.ahead import AheadCalls
 from farcall_endpoint.manager.away import AwayCalls
 from farcall_endpoint.manager.environment_states import EnvironmentStates
 from farcall_endpoint.manager.events import Instant, Job, WorkerDied
 from farcall_endpoint.manager.graphs import RunningGraph
-from farcall_endpoint.manager.nested_calls import NestedCalls
+from farcall_endpoint.manager.nested_calls import Driver, NestedCalls
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import StopReason, Worker
-from farcall_endpoint.protocol import Died
+from farcall_endpoint.protocol import Died, Ending
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
@@ -78,13 +78,24 @@ class Interruptions:
             self._actions.append(Recall(worker.worker_id))
 
     def kill(self, worker: Worker, reason: str = "") -> None:
-        """Kill a worker.
+        """Kill a worker. The agent hears before whose task it runs, if that is not the owner's: such a task may be able
+        to bring down the manager now.
 
         :param reason: for the log.
         """
         if not worker.killed:
             worker.killed = True
+            if worker.jobs and worker.jobs[0].order.submitter and (task_id := _task_of(worker.jobs[0])):
+                self._actions.append(Pass(Ending(task_id)))
             self._actions.append(Kill(worker.worker_id, reason))
+
+    def end_after_task(self, worker: Worker) -> None:
+        """End a worker when the task that it runs has ended; it gets no other task."""
+        worker.tasks_left, worker.is_leaving = 0, True
+        if worker.jobs:
+            self.recall(worker)
+        else:
+            self.kill(worker)
 
     def stop(self, worker: Worker, task_id: str, reason: StopReason) -> None:
         """Stop a task of a worker, whether it has started or not."""
@@ -215,7 +226,7 @@ class Interruptions:
                 self.cancel_calls(worker, job)
             self._queue.done(job.order.submitter)
             worker.unread_bytes -= orders.unread_bytes(job)
-            if worker.tasks_left is not None:
+            if worker.tasks_left is not None and not worker.is_leaving:
                 worker.tasks_left += 1
             self._take_back_followers(job)
             stop = worker.stops.pop(job.order.task_id, None)
@@ -238,6 +249,13 @@ class Interruptions:
         if job.owner is not None:
             for each in self._ahead.returned(job):
                 self.recall(each)
+
+
+def _task_of(job: Job) -> str:
+    """The task that a job belongs to; empty if another manager has it."""
+    while isinstance(job.owner, RunningGraph | Driver):
+        job = job.owner.job
+    return job.order.task_id if job.owner is None else ""
 
 
 def _is_kept(job: Job, kept: Kept) -> bool:

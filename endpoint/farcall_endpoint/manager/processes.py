@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_endpoint import process_reaper
 from farcall_endpoint.process_reaper import (
     adopt_orphans,
     ancestry,
-    kill_trees,
     own_children,
     read_process,
     read_processes,
+    tree,
 )
 
 _logger = logging.getLogger(__name__)
 
 _PERIOD_S: Final = 0.2
 """Shortest time between two readings of processes. Killed processes take a moment to die, and are reaped then."""
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_START_S: Final = 2 / _TICKS_PER_S
+"""The start of a process is known to a tick."""
+_LAST_S: Final = 1.0
+_WAIT_S: Final = 0.01
+"""At the end of this process, which nothing else waits for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +125,103 @@ def _ids_of(pid: int) -> list[int]:
     return next((list(map(int, line.split()[1:])) for line in text.splitlines() if line.startswith("NSpid:")), [])
 
 
+class ReaperProcess:
+    """The process that ends workers, so that this one's loop need not wait. One that was killed, or that takes no
+    orders, is replaced.
+
+    :param directories: of cgroups, which it removes when this process is gone.
+    """
+
+    def __init__(self, directories: Sequence[Path] = ()) -> None:
+        self._directories = directories
+        self._added: dict[int, str] = {}  # orders, by worker
+        self._ended: set[int] = set()
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def add(self, pid: int, *, is_guard: bool = False) -> None:
+        """A worker has started."""
+        self._added[pid] = f"+{pid} guard" if is_guard else f"+{pid}"
+        self._order(self._added[pid])
+
+    def end(self, pid: int) -> None:
+        """End a worker with all that descends from it."""
+        self._ended.add(pid)
+        self._order(f"!{pid}")
+
+    def remove(self, pid: int) -> None:
+        """A worker has ended, and was reaped."""
+        self._added.pop(pid, None)
+        self._ended.discard(pid)
+        self._order(f"-{pid}")
+
+    def close(self) -> None:
+        """End it; there are no workers any more."""
+        self._process.communicate()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+        assert process.stdin is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        for directory in self._directories:
+            process.stdin.write(b"=%s\n" % bytes(directory))
+        return process
+
+    def _order(self, line: str) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            if stdin.write(f"{line}\n".encode()) is not None:
+                return
+        except BrokenPipeError:
+            pass
+        self._process.kill()
+        self._process.wait()
+        stdin.close()
+        self._process = self._start()
+        for each in (*self._added.values(), *(f"!{pid}" for pid in self._ended)):
+            self._order(each)
+
+
+class Leftovers:
+    """Processes that tasks of a worker of another submitter have left behind.
+
+    :param root: the worker, or the process above it that the manager has started.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._own: set[int] = set()
+        #: When to look for them, in monotonic seconds.
+        self.due_at = math.inf
+
+    def worker_ready(self) -> None:
+        """The worker has started, and has run no task: its processes are its own."""
+        self._own = tree(self._root)
+
+    def task_ended(self, *, now: float) -> None:
+        """A task has ended: what it started may take a moment to end."""
+        self.due_at = min(self.due_at, now + _PERIOD_S)
+
+    def exist(self, *, now: float, busy_since: float) -> bool:
+        """Whether there are any.
+
+        :param busy_since: when the task that runs now began: later processes may be its own. Infinite if none runs.
+        """
+        self.due_at = math.inf
+        began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
+        for pid in tree(self._root) - self._own:
+            process = read_process(pid)
+            if process is not None and not process.is_zombie and process.start / _TICKS_PER_S < began_s:
+                return True
+        return False
+
+
 class Orphans:
     """Adopts the orphans of dead workers, kills and reaps them. One per process.
 
@@ -139,13 +249,23 @@ class Orphans:
         self.due_at = max(now, self._checked_at + _PERIOD_S)
 
     def kill(self, *, known: Collection[int], now: float) -> None:
-        """Kill and reap all children that are not ``known``."""
+        """Kill and reap all children that are not ``known``, once: their children are orphans the next time."""
         self._checked_at = now
         orphans = self._find(known)
-        kill_trees(orphans)
-        for pid in orphans:
+        for pid in sorted(orphans, reverse=True):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
         self.due_at = now + _PERIOD_S if orphans else None
+
+    def kill_all(self, *, known: Collection[int]) -> None:
+        """Kill and reap all children that are not ``known``, until there are none, for a moment at most."""
+        deadline = time.monotonic() + _LAST_S
+        while True:
+            self.kill(known=known, now=time.monotonic())
+            if self.due_at is None or time.monotonic() > deadline:
+                return
+            time.sleep(_WAIT_S)
 
     def _find(self, known: Collection[int]) -> set[int]:
         return own_children().difference(known) if self._adopts else set()

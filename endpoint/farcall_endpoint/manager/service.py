@@ -9,18 +9,15 @@ import logging
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
-from farcall_endpoint import process_reaper, protocol
+from farcall_endpoint import protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
@@ -64,6 +61,7 @@ from farcall_endpoint.manager.events import (
     LimitExceeded,
     MalformedReceived,
     PacketsReceived,
+    ProcessesLeft,
     Recalled,
     TasksReceived,
     Terminated,
@@ -74,14 +72,21 @@ from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
-from farcall_endpoint.manager.processes import MeasuredTask, Orphans, memory_of_tasks, output_bytes
+from farcall_endpoint.manager.processes import (
+    Leftovers,
+    MeasuredTask,
+    Orphans,
+    ReaperProcess,
+    memory_of_tasks,
+    output_bytes,
+)
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Sync
+from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Ready, Sync
 from farcall_endpoint.worker.edges import edge_pair
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
@@ -182,6 +187,7 @@ class Manager:
         self._returns: dict[int, Returns] = {}  # by worker: arenas that it has lent
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
+        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those of other submitters
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
@@ -192,7 +198,7 @@ class Manager:
         self._orphans = Orphans()  # before there are children
         self._scratch = ScratchRemover()
         self._shares = CpuShares(Cgroups(())) if shares is None else shares
-        self._reaper = self._start_reaper()
+        self._reaper = ReaperProcess(self._shares.directories)
         self._epoll = select.epoll()
         self._epoll.register(self._agent_descriptor, select.EPOLLIN)
         self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
@@ -223,11 +229,12 @@ class Manager:
         try:
             while not self._core.is_over:
                 self._handle(self._wait_for_events())
-                if measured := [*self._measure(), *self._measure_warm()]:
+                if measured := [*self._measure(), *self._measure_warm(), *self._find_leftovers()]:
                     self._handle(measured)
                 self._kill_orphans()
         finally:
-            process_reaper.kill_trees({worker.pid for worker in self._workers.values()})
+            for worker in self._workers.values():
+                self._end(worker)
             for worker in self._workers.values():
                 worker.process.wait()
             self._scratch.close()
@@ -235,9 +242,9 @@ class Manager:
                 self._files.close()
             self._blocks.close()
             self._launcher.close()
-            self._orphans.kill(known={self._reaper.pid}, now=time.monotonic())
+            self._orphans.kill_all(known={self._reaper.pid})
             self._shares.close()
-            self._reaper.communicate()
+            self._reaper.close()
             self._agent.close(linger_s=0.0 if self._agent_lost else _LINGER_S)
 
     def _handle(self, events: list[Event]) -> None:
@@ -313,6 +320,8 @@ class Manager:
             deadline = min(deadline, self._measure_warm_at)
         if self._orphans.due_at is not None:
             deadline = min(deadline, self._orphans.due_at)
+        for leftovers in self._leftovers.values():
+            deadline = min(deadline, leftovers.due_at)
         deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
@@ -346,6 +355,20 @@ class Manager:
             record = breach(order, memory_bytes=used_bytes, output_bytes=output[worker_id])
             if record is not None:
                 events.append(LimitExceeded(worker_id, order.task_id, record))
+        return events
+
+    def _find_leftovers(self) -> list[Event]:
+        """Look for processes that tasks of other submitters have left, when it is time."""
+        events: list[Event] = []
+        if not self._leftovers:
+            return events
+        now = time.monotonic()
+        for worker_id, leftovers in self._leftovers.items():
+            if leftovers.due_at <= now:
+                self._orphans.expect(now=now)  # a task can see to it that its worker adopts none
+                if leftovers.exist(now=now, busy_since=self._core.busy_since(worker_id)):
+                    _logger.info("worker %d has processes of tasks that have ended; it ends, too", worker_id)
+                    events.append(ProcessesLeft(worker_id))
         return events
 
     def _measure_warm(self) -> list[Event]:
@@ -513,7 +536,8 @@ class Manager:
         | protocol.CallNews
         | protocol.CallsDropped
         | protocol.ValkeyRequested
-        | protocol.FilesReported,
+        | protocol.FilesReported
+        | protocol.Ending,
         bodies: Sequence[Frame],
     ) -> None:
         """Send the agent what it passes on. To one on this machine large values go as files; they are not mapped here,
@@ -545,7 +569,6 @@ class Manager:
     def _perform(self, actions: list[Action]) -> list[Event]:
         """Perform actions in order; the events that answer them."""
         events: list[Event] = []
-        killed: set[int] = set()
         for action in actions:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
@@ -553,7 +576,7 @@ class Manager:
                     try:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
-                        worker.kill()
+                        self._end(worker)
                 case Connect():
                     self._connect(action)
                 case Answer():
@@ -583,8 +606,7 @@ class Manager:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
                     else:
                         self._ended.add(worker_id)
-                    self._workers[worker_id].kill_remote()
-                    killed.add(self._workers[worker_id].pid)
+                    self._end(self._workers[worker_id])
                 case Copy() | Link() | Unlink() | RemoveCopies():
                     assert self._files is not None
                     self._files.perform(action)
@@ -598,8 +620,12 @@ class Manager:
                     if failed:
                         _logger.error("no worker can be started: %s", reason)
                     self._send(protocol.Leaving(reason, failed=failed))
-        process_reaper.kill_trees(killed)  # together: on a large node it takes a while to read all processes
         return events
+
+    def _end(self, process: WorkerProcess) -> None:
+        """Let a worker be ended with all that its tasks started, without waiting."""
+        process.kill_remote()
+        self._reaper.end(process.pid)
 
     def _connect(self, action: Connect) -> None:
         """Connect two workers. Where that fails, values go through this process, and memory is not used again."""
@@ -640,7 +666,7 @@ class Manager:
             unsent.append(kept_answer(action, self._core.value_memory))
             if len(unsent) == _MOST_UNSENT:
                 _logger.warning("worker %d reads none of its answers; killing it", action.worker_id)
-                self._workers[action.worker_id].kill()
+                self._end(self._workers[action.worker_id])
         elif action.worker_id in self._workers and not self._answered(action):
             self._unsent[action.worker_id] = collections.deque([kept_answer(action, self._core.value_memory)])
             self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
@@ -675,7 +701,7 @@ class Manager:
             try:
                 worker.channel.send(Sync())
             except OSError:
-                worker.kill()
+                self._end(worker)
         return [*events, Recalled(worker_id, revoked)]
 
     def _read_streams(self, action: ReadStreams) -> list[Event]:
@@ -743,10 +769,12 @@ class Manager:
         except OSError as error:
             _logger.exception("cannot start worker %d", worker_id)
             return [WorkerDied(worker_id, 0, str(error))]
-        self._notify_reaper(f"+{process.pid}")
+        self._reaper.add(process.pid, is_guard=process.supervised)
         worker = _Worker(worker_id, process)
         self._workers[worker_id] = process
         self._share_with(process, action.target)
+        if action.submitter:
+            self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._epoll.register(descriptor, select.EPOLLIN)
@@ -789,6 +817,12 @@ class Manager:
             pass
         except MALFORMED as error:
             events.append(MalformedReceived(worker.worker_id, str(error)))
+        if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
+            for packet, _ in packets:
+                if type(packet) is Ready:
+                    leftovers.worker_ready()
+                elif type(packet) is Done:
+                    leftovers.task_ended(now=time.monotonic())
         return events
 
     def _count_report(self, worker_id: int) -> None:
@@ -811,6 +845,7 @@ class Manager:
             del self._by_descriptor[descriptor]
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
+        self._leftovers.pop(worker.worker_id, None)
         for answer in self._unsent.pop(worker.worker_id, ()):
             for part in answer.body:
                 self._core.value_memory.remove(part)
@@ -818,7 +853,7 @@ class Manager:
         self._blocks.drop(worker.worker_id)
         self._shares.remove(process.pid)
         reason = process.reap()
-        self._notify_reaper(f"-{process.pid}")
+        self._reaper.remove(process.pid)
         level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
         _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)
         self._ended.discard(worker.worker_id)
@@ -832,27 +867,6 @@ class Manager:
         if due_at is not None and now >= due_at:
             known = {self._reaper.pid, *self._launcher.children, *(worker.pid for worker in self._workers.values())}
             self._orphans.kill(known=known, now=now)
-
-    def _start_reaper(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-I", "-S", str(Path(process_reaper.__file__))]
-        reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        assert reaper.stdin is not None
-        reaper.stdin.write(b"".join(b"=%s\n" % bytes(each) for each in self._shares.directories))
-        reaper.stdin.flush()
-        return reaper
-
-    def _notify_reaper(self, line: str) -> None:
-        """Add a worker to the reaper's list, or remove it. A reaper that was killed is replaced."""
-        stdin = self._reaper.stdin
-        assert stdin is not None
-        try:
-            stdin.write(f"{line}\n".encode())
-            stdin.flush()
-        except BrokenPipeError:
-            self._reaper.wait()
-            self._reaper = self._start_reaper()
-            for process in self._workers.values():
-                self._notify_reaper(f"+{process.pid}")
 
 
 def _check_files(packet: Packet, body: Body) -> None:

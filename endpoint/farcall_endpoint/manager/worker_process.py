@@ -107,12 +107,6 @@ class WorkerProcess:
         """Of the process that the manager started, and of its process group."""
         return self.process.pid
 
-    def kill(self) -> None:
-        """Kill the worker and all processes that its tasks started."""
-        self.kill_remote()
-        if self.fork is None:
-            process_reaper.kill_trees({self.pid})
-
     def kill_remote(self) -> None:
         """Kill what is no descendant of the process that the manager started."""
         if self.container is not None:

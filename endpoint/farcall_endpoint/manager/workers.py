@@ -48,7 +48,7 @@ class Worker:
     wait, and of this number, from 1 (see :mod:`.extra_workers`); or one of a latency class (see :mod:`.latency_tasks`).
     ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
     so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
-    functions that its tasks have sent, by hash.
+    functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks.
     """
 
     worker_id: int
@@ -57,6 +57,7 @@ class Worker:
     since: float  # start of the launch, later of the task at the head of ``jobs``, or of idleness
     environment: Environment | None = None
     tasks_left: int | None = None
+    is_leaving: bool = False
     turn_began: float = 0.0
     yields_to: Pair | None = None  # gets its place, after the task that runs
     is_ready: bool = False

@@ -112,6 +112,10 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
             inputs = None if order.call is None else Inputs(order.call, body, end, arrived)
             with contextlib.suppress(Recalled):
                 done, result = runner.run(order, body[at:end], inputs)
+                if runner.is_of_other:
+                    from farcall_endpoint.worker.helper_processes import stop_helpers  # not needed by the owner's
+
+                    stop_helpers()
                 channel.send(done, result)
                 if done.lent is not None:
                     edges.lent_to_manager()

@@ -25,7 +25,6 @@ class EndpointProcess:
     """The endpoint "test" in a home directory, against a fake cloud.
 
     :param engine: further fields of the ``engine`` section of its configuration.
-    :param ordinary: whether an ordinary user runs it, also if root runs the tests.
     :param python: the Python that runs it.
     """
 
@@ -36,7 +35,6 @@ class EndpointProcess:
         *,
         workers: int = 2,
         engine: Mapping[str, object] | None = None,
-        ordinary: bool = False,
         python: str = sys.executable,
     ) -> None:
         self.home = home
@@ -45,9 +43,10 @@ class EndpointProcess:
         if not self.directory.exists:
             self.directory.create()
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
-            self._configure({"isolation": "process"} | dict(engine or {}))
+            self._configure({"isolation": "auto"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
-        self._ordinary = ordinary
+        #: An endpoint of root refuses tasks of others at these levels.
+        self._ordinary = (engine or {}).get("isolation") in ("none", "process", "landlock")
         self._python = python
 
     @property
@@ -146,13 +145,12 @@ def running_endpoint(
     start: bool = True,
     engine: Mapping[str, object] | None = None,
     heartbeat_s: float = 5.0,
-    ordinary: bool = False,
     python: str = sys.executable,
 ) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
     cloud = FakeCloud(heartbeat_s=heartbeat_s)
     try:
-        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, ordinary=ordinary, python=python)
+        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, python=python)
         try:
             if start:
                 endpoint.start()

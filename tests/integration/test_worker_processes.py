@@ -1,0 +1,173 @@
+"""Processes of tasks: they end with their worker, however fast they fork, and delay no other submitter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farcall_endpoint.isolation import bubblewrap, landlock
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
+from tests.waiting import wait_until
+
+ATTACKER = "018f0000-0000-7000-8000-00000000000a"
+VICTIM = "018f0000-0000-7000-8000-00000000000b"
+MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
+LEVELS = [
+    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
+    for level in ("none", "process", "landlock", "bubblewrap")
+]
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
+    with running_endpoint(tmp_path_factory.mktemp("home"), workers=2, engine={"isolation": request.param}) as endpoint:
+        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
+        yield endpoint
+
+
+@pytest.fixture
+def cloud(endpoint: EndpointProcess) -> FakeCloud:
+    return endpoint.cloud
+
+
+@pytest.fixture
+def level(endpoint: EndpointProcess) -> str:
+    return str(endpoint.directory.read_status()["isolation"])
+
+
+def run_away(name: str, fast: int) -> None:
+    """Three processes, each of which forks and exits again and again. They end by themselves after five minutes."""
+    import os
+    import time
+    from pathlib import Path
+
+    Path("/proc/self/comm").write_text(name)
+    ends_at = time.monotonic() + 300
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            count = 0
+            while time.monotonic() < ends_at:
+                if os.fork():
+                    os._exit(0)
+                count += 1
+                if count > fast:
+                    time.sleep(0.03)
+            os._exit(0)
+    time.sleep(300)
+
+
+def answer() -> int:
+    return 42
+
+
+def named(name: str) -> list[int]:
+    """The living processes with a name, of whatever namespace."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and (process / "comm").read_text().strip() == name:
+                state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                found += [int(process.name)] if state != "Z" else []
+    return found
+
+
+@pytest.mark.parametrize("fast", [3_000, 10**9], ids=["slower_later", "fast"])
+def test_process_that_keeps_on_forking_delays_no_other_submitter(
+    cloud: FakeCloud, endpoint: EndpointProcess, fast: int
+) -> None:
+    [manager] = endpoint.managers()
+    name = f"runs{os.getpid()}"
+    runaway = cloud.submit(run_away, name, fast, submitter=ATTACKER, walltime_s=2.0)
+    wait_until(lambda: named(name))
+    answered = 0
+    while not cloud.has_ended(runaway):
+        assert cloud.end(cloud.submit(answer, submitter=VICTIM)).value == 42
+        answered += 1
+    assert answered
+    assert cloud.end(runaway).error["code"] == "WALLTIME_EXCEEDED"
+    wait_until(lambda: not named(name))
+    assert endpoint.managers() == [manager], "the agent had no reason to end it"
+
+
+@pytest.fixture(scope="module", params=LEVELS[1:])
+def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
+    """An endpoint with one worker."""
+    with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine={"isolation": request.param}) as endpoint:
+        wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
+        yield endpoint
+
+
+def leave_behind(name: str, adopted: bool) -> None:
+    """A daemon that lives for five minutes. It has begun when this returns."""
+    import ctypes
+    import os
+    import time
+
+    prctl = ctypes.CDLL(None).prctl
+    if not adopted:
+        prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
+        os.write(writer, b"1")
+        time.sleep(300)
+        os._exit(0)
+    os.wait()
+    os.read(reader, 1)
+
+
+@pytest.mark.parametrize("adopted", [True, False], ids=["adopted", "not_adopted"])
+def test_what_a_task_of_another_submitter_leaves_behind_ends(single: EndpointProcess, adopted: bool) -> None:
+    name = f"stays{os.getpid()}"
+    task_id = single.cloud.submit(leave_behind, name, adopted, submitter=ATTACKER)
+    assert not single.cloud.end(task_id).error
+    wait_until(lambda: not named(name))
+    assert single.cloud.end(single.cloud.submit(answer, submitter=ATTACKER)).value == 42
+
+
+def test_what_a_task_of_the_owner_leaves_behind_stays_for_the_next_one(single: EndpointProcess) -> None:
+    name = f"kept{os.getpid()}"
+    single.cloud.end(single.cloud.submit(leave_behind, name, True))
+    for _ in range(3):
+        single.cloud.end(single.cloud.submit(answer))
+    assert named(name)
+
+
+def start_processes() -> int:
+    """Use what starts processes in all ways that Python offers; how often this worker has done so."""
+    import builtins
+    import multiprocessing
+    import subprocess
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing.shared_memory import SharedMemory
+
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        with context.Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+        with ProcessPoolExecutor(2, mp_context=context) as executor:
+            assert list(executor.map(abs, [-1, -2])) == [1, 2]
+    memory = SharedMemory(create=True, size=10)
+    memory.close()
+    memory.unlink()
+    subprocess.run(["true"], check=True)
+    count: int = getattr(builtins, "farcall_test_count", 0) + 1
+    builtins.farcall_test_count = count  # type: ignore[attr-defined]
+    return count
+
+
+def test_tasks_that_use_process_pools_share_a_worker(single: EndpointProcess) -> None:
+    counts = []
+    for _ in range(3):
+        ended = single.cloud.end(single.cloud.submit(start_processes, submitter=VICTIM))
+        assert not ended.error, ended.error
+        counts.append(ended.value)
+    assert counts == [1, 2, 3]
