@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 import tempfile
@@ -10,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import landlockpy
 import msgspec
 import psutil
 import pytest
 
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation.system_calls import RULES, architecture
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
@@ -322,6 +323,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     import json
     import os
     import pathlib
+    import resource
     import socket
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -340,6 +342,50 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     def listed(path: str) -> None:
         if pathlib.Path(path) not in pathlib.Path(path).parent.iterdir():
             raise FileNotFoundError
+
+    def call(name: str, *arguments: object) -> int:
+        """A system call that must not fail."""
+        values = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+        result = libc.syscall(ctypes.c_long(targets["numbers"][name]), *values)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), name)
+        return int(result)
+
+    def watch(path: str) -> None:
+        os.close(call("inotify_add_watch", call("inotify_init1", 0), path.encode(), 0xFFF))
+
+    def pin(process: int) -> None:
+        before = os.sched_getaffinity(process)
+        wanted = {min(before)}
+        os.sched_setaffinity(process, wanted)
+        if len(before) > 1 and os.sched_getaffinity(process) != wanted:
+            raise PermissionError
+
+    def set_core_limit(process: int) -> None:
+        resource.prlimit(process, resource.RLIMIT_CORE, resource.prlimit(process, resource.RLIMIT_CORE))
+
+    def slow_all(process: int) -> None:
+        before = os.getpriority(os.PRIO_PROCESS, process)
+        os.setpriority(os.PRIO_USER, 0, before + 1)
+        if os.getpriority(os.PRIO_PROCESS, process) == before:
+            raise PermissionError
+
+    def read_memory(process: int) -> None:
+        data = ctypes.create_string_buffer(8)
+        place = (ctypes.c_void_p * 2)(ctypes.addressof(data), 8)
+        call("process_vm_readv", process, place, 1, (ctypes.c_void_p * 2)(targets["address"], 8), 1, 0)
+
+    def list_descriptors() -> None:
+        for descriptor in range(3, 100):
+            with contextlib.suppress(OSError):
+                if "submitters" in os.listdir(descriptor):  # noqa: PTH208 - of a descriptor
+                    return
+        raise FileNotFoundError
+
+    def have_capabilities() -> None:
+        if "CapEff:\t0000000000000000" not in pathlib.Path("/proc/self/status").read_text():
+            return
+        raise PermissionError
 
     def any_of(paths: list[str], flags: int) -> None:
         for path in paths:
@@ -375,6 +421,28 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "connect to a socket by its path": lambda: connect(targets["socket"]),
         "change the mode of a file": lambda: pathlib.Path(targets["file"]).chmod(0o600),
         "change the times of a file": lambda: os.utime(targets["file"]),
+        "change attributes of a file": lambda: os.setxattr(targets["file"], "user.x", b"x"),
+        "list a directory by an inherited descriptor": list_descriptors,
+        "see names in a directory by inotify": lambda: watch(targets["directory"]),
+        "set resource limits of the agent": lambda: set_core_limit(agent),
+        "set resource limits of a worker": lambda: set_core_limit(victim),
+        "lower the priority of the agent": lambda: os.setpriority(os.PRIO_PROCESS, agent, 1),
+        "lower the priority of all processes": lambda: slow_all(agent),
+        "lower the I/O priority of a worker": lambda: call("ioprio_set", 1, victim, (2 << 13) | 7),
+        "change the scheduler of a worker": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
+        "bind a worker to a processor": lambda: pin(victim),
+        "read the memory of a worker": lambda: read_memory(victim),
+        "take a descriptor of a worker": lambda: call("pidfd_getfd", os.pidfd_open(victim), 1, 0),
+        "make the kernel kill the agent first": lambda: opened(f"/proc/{agent}/oom_score_adj", os.O_WRONLY),
+        "read a key of the owner's session keyring": lambda: call("keyctl", 10, -3, b"user", b"farcall-test", 0),
+        "attach shared memory of System V": lambda: call(
+            "shmat", call("shmget", targets["key of System V"], 0, 0), 0, 0
+        ),
+        "use semaphores of System V": lambda: call("semget", targets["key of System V"], 0, 0),
+        "use message queues of System V": lambda: call("msgget", targets["key of System V"], 0),
+        "use message queues of POSIX": lambda: os.close(call("mq_open", targets["queue"].encode(), 0, 0, 0)),
+        "have capabilities": have_capabilities,
+        "rename a file": lambda: pathlib.Path(targets["file"]).rename(targets["file"] + "-renamed"),
     }
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -395,20 +463,66 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     return answer
 
 
-PERMITTED = {"read shared memory by its name"}
-"""Attacks that succeed with Landlock: programs need shared memory by its name."""
-HIDDEN = {
-    *("read the environment of the agent", "read the environment of the manager"),
-    *("trace the agent", "trace the manager"),
-}
-"""What the kernel refuses at every level, as agent and managers are not dumpable."""
+@contextlib.contextmanager
+def kernel_objects() -> Iterator[dict[str, Any]]:
+    """Objects of this account that every process of it could use, and their names; a key in the session keyring."""
+    found = architecture()
+    assert found is not None
+    numbers = {name: rule.numbers[found[0]] for name, rule in RULES.items()}
+    numbers |= {"process_vm_readv": (310, 270)[found[0]], "pidfd_getfd": 438}
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: object) -> int:
+        values = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+        result = int(libc.syscall(ctypes.c_long(numbers[name] or 0), *values))
+        assert result >= 0, (name, os.strerror(ctypes.get_errno()))
+        return result
+
+    name, key = f"farcall-test-{os.getpid()}", os.getpid()
+    call("keyctl", 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
+    call("add_key", b"user", b"farcall-test", b"secret", 6, -3)
+    memory = call("shmget", key, 4096, 0o1666)
+    semaphores = call("semget", key, 1, 0o1666)
+    messages = call("msgget", key, 0o1666)
+    call("mq_open", name.encode(), os.O_CREAT | os.O_RDWR, 0o666, None)
+    try:
+        yield {"key of System V": key, "queue": name, "numbers": numbers}
+    finally:
+        call("shmctl", memory, 0, 0)
+        call("semctl", semaphores, 0, 0, 0)
+        call("msgctl", messages, 0, 0)
+        call("mq_unlink", name.encode())
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """Results by attack and level, as the table of docs/security.md has them."""
+    lines = SECURITY.read_text().partition(BEGINNING)[2].partition(END)[0].strip().splitlines()
+    names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
+
+
+def document(column: str, found: dict[str, str]) -> None:
+    """Write a column of the table (``FARCALL_WRITE_ATTACKS=1``)."""
+    table = documented()
+    table = {name: table.get(name, {}) | {column: result} for name, result in found.items()}
+    columns = [f"`{each}`" for each in ("none", "process", "landlock", "bubblewrap")]
+    lines = [["a task of another user tries to", *columns], ["---"] * 5]
+    lines += [[name, *(row.get(each, "") for each in columns)] for name, row in table.items()]
+    before, _, rest = SECURITY.read_text().partition(BEGINNING)
+    rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    SECURITY.write_text(f"{before}{BEGINNING}\n\n{rows}\n{END}{rest.partition(END)[2]}")
+
+
+SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+BEGINNING, END = "<!-- attacks: -->", "<!-- :attacks -->"
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Attacker and victim run at the same time."""
+    """Attacker and victim run at the same time. The table of docs/security.md says what succeeds."""
     home = tmp_path_factory.mktemp("home")
-    file = home / "of-the-owner"
+    file = home / "of-the-owner" / "file"
+    file.parent.mkdir()
     file.write_text("private")
     code = home / "packages" / "module.py"
     code.parent.mkdir()
@@ -417,6 +531,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
     with (
         os.fdopen(controller, "rb", buffering=0),
         os.fdopen(terminal, "rb", buffering=0),
+        kernel_objects() as objects,
         running_endpoint(
             home, workers=2, engine={"isolation": level, "readable_paths": [str(code.parent)]}
         ) as endpoint,
@@ -458,6 +573,9 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             "code": str(code),
             "terminal": os.ttyname(terminal),
             "abstract": name,
+            "directory": str(file.parent),
+            "address": int(Path(f"/proc/{victim.pid}/maps").read_text().partition("-")[0], 16),
+            **objects,
         }
         for path in ("key", "spool", "note", "file", "socket", "shared memory"):
             assert Path(targets[path]).exists()
@@ -465,15 +583,12 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         assert isinstance(ended.value, dict), ended.error
         outcomes = ended.value
         endpoint.cloud.cancel(waiting)
-    possible = {name for name, outcome in outcomes.items() if outcome == "done"}
-    without_landlock = bool(landlock.missing()) or landlockpy.abi_version() < 6
-    expected = {
-        "none": outcomes.keys() - HIDDEN,
-        "process": outcomes.keys() - HIDDEN,
-        "landlock": PERMITTED,
-        "bubblewrap": {"connect to an abstract socket"} if without_landlock else set(),
-    }
-    assert possible == expected[level], outcomes
+    found = {name: "possible" if outcome == "done" else "refused" for name, outcome in outcomes.items()}
+    if landlock.missing_alone():  # bubblewrap alone shares the network's namespace, and with it abstract sockets
+        found["connect to an abstract socket"] = "refused"
+    if os.environ.get("FARCALL_WRITE_ATTACKS"):
+        document(f"`{level}`", found)
+    assert found == {name: row[f"`{level}`"] for name, row in documented().items()}, outcomes
 
 
 def use_memory(size_bytes: int) -> int:
