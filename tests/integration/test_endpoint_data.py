@@ -42,7 +42,7 @@ LEVELS = [
 
 @contextlib.contextmanager
 def endpoint_with(
-    home: Path, *, workers: int = 2, isolation: str = "process", locations: Sequence[str] = (), **data: object
+    home: Path, *, workers: int = 2, isolation: str = "auto", locations: Sequence[str] = (), **data: object
 ) -> Iterator[EndpointProcess]:
     """An endpoint with this section ``data``."""
     engine = {"isolation": isolation, "environments": {"locations": list(locations)}}

@@ -46,7 +46,7 @@ def cache(tmp_path: Path) -> Path:
 def confinement(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What keeps uv off other files; bubblewrap is used where it is found."""
     kind = str(request.param)
-    missing = {"bubblewrap": bubblewrap.missing, "landlock": landlock.missing}.get(kind, str)()
+    missing = {"bubblewrap": bubblewrap.missing, "landlock": landlock.missing_alone}.get(kind, str)()
     if missing:
         pytest.skip(missing)
     if kind != "bubblewrap":
@@ -218,7 +218,7 @@ def test_a_package_is_built_where_that_is_allowed(index: Path, cache: Path, conf
 
 def test_nothing_is_built_where_nothing_confines_it(index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bubblewrap, "missing", lambda: "bubblewrap: no")
-    monkeypatch.setattr(landlock, "missing", lambda: "Landlock: no")
+    monkeypatch.setattr(landlock, "missing_alone", lambda: "Landlock: no")
     with pytest.raises(Refused, match=r"nothing can confine their code \(bubblewrap: no; Landlock: no\). Fix:"):
         install(cache / "uv-1", ["stone"], index=str(index), source_builds=True)
     assert left_in(cache) == []
@@ -410,7 +410,8 @@ def test_tasks_use_packages_that_they_name(index: Path, tmp_path: Path) -> None:
         changed = cloud.submit(change_packages, environment=packages("stone<2"), submitter=SUBMITTER)
         unknown = cloud.submit(version_of_stone, environment=packages("granite"))
         plain = [cloud.submit(who_runs) for _ in range(2)]
-        assert [cloud.end(each).value for each in (first, others)] == ["1.0", "1.0"]
+        used = [cloud.end(each) for each in (first, others)]
+        assert [each.value for each in used] == ["1.0", "1.0"], [each.error for each in used]
         assert cloud.end(changed).error["code"] == "TASK_FAILED"
         failed = cloud.end(unknown).error
         assert failed["code"] == "REQUIREMENTS_FAILED"

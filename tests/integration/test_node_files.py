@@ -196,20 +196,21 @@ def test_a_submitter_reads_its_copies_and_those_of_no_other_one(
     options = environment_options(technology)
     location = options["environment"].location if options else "/usr"
     engine = {"provider": PROVIDER, "isolation": isolation, "readable_paths": [location]}
+    nodes = tmp_path / "home" / "nodes"
     with running_endpoint(tmp_path / "home", workers=1, start=False, engine=engine) as endpoint:
-        start(endpoint, web, tmp_path / "nodes")
+        start(endpoint, web, nodes)
         given, (ann, bob) = source(web), (new_id(), new_id())
         [(path, digest, _)] = values(endpoint, [submit(endpoint, look, given, 0.0, submitter=ann, **options)])
         assert digest == given.sha256
-        assert Path(path).is_relative_to(tmp_path / "nodes")
-        [copy_of_ann] = (tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}")
+        assert Path(path).is_relative_to(nodes)
+        [copy_of_ann] = nodes.glob(f"*/*/copies/{given.sha256}")
         other = str(copy_of_ann)
         trials = [submit(endpoint, try_to_read, given, other, submitter=bob, **options) for _ in range(9)]
         tried = values(endpoint, trials)
         expected = {"read"} if isolation == "process" else {"FileNotFoundError", "PermissionError"}
         assert {outcome for outcome, _ in tried} <= expected
         assert {own for _, own in tried} == {len(DATA)}
-        assert len(list((tmp_path / "nodes").glob(f"*/*/copies/{given.sha256}"))) > 1
+        assert len(list(nodes.glob(f"*/*/copies/{given.sha256}"))) > 1
 
 
 def environment_options(technology: str) -> dict[str, Any]:

@@ -35,8 +35,11 @@ import farcall_endpoint.worker.template
 packages.find()
 import cloudpickle, dill, dill.source
 import farcall_common.payload.by_value
+import farcall_endpoint.isolation.confinement
 import farcall_endpoint.isolation.landlock
+import farcall_endpoint.isolation.process
 import farcall_endpoint.worker.files
+import farcall_endpoint.worker.helper_processes
 import farcall_endpoint.worker.nested
 import farcall_endpoint.worker.node_memory
 import farcall_common.objects

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, bubblewrap, landlock
+from farcall_endpoint.isolation.confinement import confined_command
 from farcall_endpoint.isolation.environment import SECRETS, for_runner, for_submitter
 from farcall_endpoint.isolation.paths import readable_paths
 
@@ -147,6 +149,94 @@ def test_confined_processes_do_their_work_and_reach_nothing_else(tmp_path: Path)
     assert outcomes[5:10] == ["refused"] * 5
     assert outcomes[10] == "CalledProcessError"
     assert outcomes[11:] == ["refused"] * 4
+
+
+SUPERVISED_FILES = """
+import os, pathlib, shutil, socket, sys
+home, hidden = map(pathlib.Path, sys.argv[1:])
+os.chdir(home)
+
+def tried(action):
+    try:
+        action()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+def own():
+    pathlib.Path("a").mkdir()
+    pathlib.Path("a/file").write_text("x")
+    os.rename("a/file", "moved")
+    os.link("moved", "a/linked")
+    os.chmod("moved", 0o640)
+    descriptor = os.open("moved", os.O_RDONLY)
+    os.fchmod(descriptor, 0o600)
+    os.utime("moved", (5, 6))
+    os.utime(descriptor, (7, 8))
+    os.symlink("moved", "link")
+    os.utime("link", (1, 2), follow_symlinks=False)
+    shutil.copytree("a", "b")
+    assert os.stat("moved").st_mode & 0o777 == 0o600
+    assert (os.stat("moved").st_mtime, os.lstat("link").st_mtime) == (8, 2)
+
+def connect(path):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+
+def own_socket():
+    with socket.create_server("socket", family=socket.AF_UNIX):
+        connect("socket")
+
+def own_port():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        pass
+
+secret = str(hidden / "secret")
+os.symlink(secret, "to-secret")
+descriptor = os.open(secret, os.O_PATH)
+for action in (
+    own,
+    own_socket,
+    own_port,
+    lambda: os.chmod(secret, 0o777),
+    lambda: os.chmod("to-secret", 0o777),
+    lambda: os.chmod(f"/proc/self/fd/{descriptor}", 0o777),
+    lambda: os.chmod(f"/proc/self/root{secret}", 0o777),
+    lambda: os.chmod(f"../hidden/secret", 0o777),
+    lambda: os.utime(secret),
+    lambda: os.chmod("/usr", 0o777),
+    lambda: connect(str(hidden / "socket")),
+    lambda: connect("\\0abstract"),
+    lambda: os.chmod("missing", 0o777),
+):
+    print(tried(action))
+os.abort()
+"""
+
+
+@pytest.mark.skipif(bool(landlock.missing_alone()), reason=landlock.missing_alone())
+def test_supervisor_performs_calls_on_the_submitters_files_only(tmp_path: Path) -> None:
+    home, hidden = tmp_path / "home", tmp_path / "hidden"
+    home.mkdir()
+    hidden.mkdir()
+    (hidden / "secret").write_text("secret")
+    (hidden / "secret").chmod(0o600)
+    readable = readable_paths([], private=[hidden], home=home, environ=os.environ)
+    command = [sys.executable, "-c", SUPERVISED_FILES, str(home), str(hidden)]
+    with socket.create_server(str(hidden / "socket"), family=socket.AF_UNIX):
+        done = subprocess.run(
+            confined_command(command, readable=readable, writable=[str(home)]),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+    outcomes = done.stdout.split()
+    assert outcomes[:3] == ["done"] * 3, done.stderr
+    assert set(outcomes[3:12]) == {"PermissionError", "OSError"}, outcomes
+    assert outcomes[12:] == ["FileNotFoundError"]
+    assert done.returncode == 128 + signal.SIGABRT
+    assert (hidden / "secret").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.fixture

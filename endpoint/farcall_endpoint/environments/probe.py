@@ -32,7 +32,8 @@ STANDARD_MODULES: Final = (
         "datetime",
         "decimal",
     ),
-    *("difflib", "enum", "faulthandler", "fcntl", "fnmatch", "gc", "hashlib", "importlib", "inspect", "ipaddress"),
+    *("difflib", "enum", "faulthandler", "fcntl", "fnmatch", "gc", "hashlib", "hmac", "importlib", "inspect"),
+    "ipaddress",
     *(
         "json",
         "linecache",

@@ -33,6 +33,7 @@ from farcall_endpoint.environments.cache import locked
 from farcall_endpoint.environments.prefixes import PrefixRunner
 from farcall_endpoint.environments.runner import ImagePreparation, Start
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation.confinement import confined_command
 from farcall_endpoint.isolation.environment import for_submitter
 from farcall_endpoint.isolation.keyring import join_new_session
 from farcall_endpoint.isolation.paths import readable_paths
@@ -270,12 +271,12 @@ class _Sandbox:
         self._partial = partial
         self._writable = [str(partial)] if builds else [str(partial.parent)]  # one mount, for hard links
         self._environment = _variables(os.environ, builds=builds) | {"HOME": str(partial), "TMPDIR": str(partial)}
-        reasons = (bubblewrap.missing(), landlock.missing()) if confine else ("", "")
+        reasons = (bubblewrap.missing(), landlock.missing_alone()) if confine else ("", "")
         self._has_bubblewrap = confine and not reasons[0]
         self._has_landlock = confine and not self._has_bubblewrap and not reasons[1]
-        if confine and builds and not self._has_bubblewrap:
+        if confine and builds and all(reasons):
             raise Refused(
-                f"Packages are not built here, since only bubblewrap can confine their code ({reasons[0]}). "
+                f"Packages are not built here, since nothing can confine their code ({'; '.join(reasons)}). "
                 "Fix: install bubblewrap on the nodes, or set source_builds: false."
             )
         self._is_apart = confine
@@ -294,6 +295,8 @@ class _Sandbox:
                 *bubblewrap.prefix(readable=self._readable, writable=self._writable, directory=self._partial),
                 *command,
             ]
+        elif self._has_landlock:
+            command = confined_command(command, readable=self._readable, writable=self._writable)
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -313,8 +316,6 @@ class _Sandbox:
                 os._exit(1)
             if self._is_apart:
                 join_new_session()
-            if self._has_landlock:
-                landlock.confine(readable=self._readable, writable=self._writable)
 
         return confine
 

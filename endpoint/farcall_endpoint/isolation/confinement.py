@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import site
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from farcall_endpoint.isolation import Isolation
 
-SUPERVISED: Final = (sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "supervisor.py"))  # noqa: PTH118, PTH120
+_SOCKET: Final = "FARCALL_WORKER_SUPERVISOR"
+_PROGRAM: Final = os.path.join(os.path.dirname(__file__), "supervisor.py")  # noqa: PTH118, PTH120
+SUPERVISED: Final = (sys.executable, "-I", "-S", _PROGRAM, _SOCKET)
 """Start of a command that runs below a supervisor, as a worker of level ``landlock`` must."""
+
+_CONFINE: Final = (
+    "import json, os, sys; from farcall_endpoint.isolation.confinement import confine; "
+    "confine('landlock', **json.loads(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+def confined_command(command: Sequence[str], *, readable: Sequence[str], writable: Sequence[str]) -> list[str]:
+    """A command that runs another one at level ``landlock``."""
+    paths = json.dumps({"readable": readable, "writable": writable})
+    return [*SUPERVISED, sys.executable, "-P", "-s", "-c", _CONFINE, paths, *command]
 
 
 def confine(level: str, *, readable: Sequence[str], writable: Sequence[str]) -> None:
@@ -30,11 +45,14 @@ def confine(level: str, *, readable: Sequence[str], writable: Sequence[str]) -> 
 
         landlock.confine(readable=readable, writable=writable)
     if level:
-        from farcall_endpoint.isolation import seccomp, supervisor
+        from farcall_endpoint.isolation import seccomp
 
         listener = seccomp.install(namespaced=level == Isolation.BUBBLEWRAP)
         if listener is not None:
-            supervisor.hand_over(listener, readable=readable, writable=writable)
+            with socket.socket(fileno=int(os.environ.pop(_SOCKET))) as supervisor:
+                socket.send_fds(supervisor, [b"."], [listener])
+                supervisor.sendall(json.dumps({"readable": readable, "writable": writable}).encode())
+            os.close(listener)
 
 
 def add_user_packages() -> None:

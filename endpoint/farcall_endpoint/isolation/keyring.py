@@ -10,8 +10,10 @@ import ctypes
 import errno
 import functools
 import platform
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -25,18 +27,30 @@ def start_apart(start: Callable[[], T]) -> T:
 
     :raises OSError: as the function, or if the kernel gives out no keyring.
     """
-    return _thread().submit(_started, start).result()
+    future: Future[T] = Future()
+    _orders().put(functools.partial(_perform, start, future))
+    return future.result()
 
 
 @functools.cache
-def _thread() -> ThreadPoolExecutor:
-    """The thread. It must not end: bubblewrap ends with the thread that has started it."""
-    return ThreadPoolExecutor(1, thread_name_prefix="farcall-keyring")
+def _orders() -> queue.SimpleQueue[Callable[[], None]]:
+    """Orders for the thread. It never ends: bubblewrap ends with the thread that has started it."""
+    orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            orders.get()()
+
+    threading.Thread(target=serve, name="farcall-keyring", daemon=True).start()
+    return orders
 
 
-def _started(start: Callable[[], T]) -> T:
-    join_new_session()
-    return start()
+def _perform(start: Callable[[], T], future: Future[T]) -> None:
+    try:
+        join_new_session()
+        future.set_result(start())
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
+        future.set_exception(error)
 
 
 @functools.cache

@@ -5,9 +5,10 @@ worker's filter stops these calls (``Action.SUPERVISE`` of :mod:`~farcall_endpoi
 supervisor copies the arguments, looks the path up, and performs the call itself if the file is the submitter's. The
 worker never continues such a call, because it could change the arguments meanwhile (seccomp_unotify(2)).
 
-A program that stands alone: ``python -I -S supervisor.py COMMAND...``. It starts the command as its child, and ends
-with its exit code, above 128 for a signal. It is the worker's ancestor: Yama lets ancestors read a process. A variable
-names the socket through which the worker, before its first task, sends the descriptor of its filter and its paths.
+A program that stands alone: ``python -I -S supervisor.py VARIABLE COMMAND...``. It starts the command as its child,
+and ends with its exit code, above 128 for a signal. It is the worker's ancestor: Yama lets ancestors read a process.
+The variable names the socket through which the worker, before its first task, sends the descriptor of its filter and
+its paths.
 
 It also ends what the worker leaves. It is in a Landlock domain that confines signals, and the worker in another one
 below. One signal to all processes of the domain reaches also those that are being forked, so none can run away.
@@ -30,7 +31,7 @@ import struct
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 _NOTIFICATION = struct.Struct("<QIIiIQ6Q")
 """``struct seccomp_notif``: id, thread, flags, number, architecture, instruction, arguments."""
@@ -59,13 +60,16 @@ _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
 _SET_NO_NEW_PRIVS = 38
 """PR_SET_NO_NEW_PRIVS."""
-_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_PATH_BENEATH = 1
+"""LANDLOCK_RULE_PATH_BENEATH."""
+_REFER = 1 << 13
+"""LANDLOCK_ACCESS_FS_REFER."""
 _SCOPE_SIGNAL = 1 << 1
 """LANDLOCK_SCOPE_SIGNAL."""
 _SIGNALLED = 128
 """Above this exit code, it is the number of a signal, as shells report it."""
 _MOST_DESCRIPTORS = 2**20
-SOCKET = "FARCALL_WORKER_SUPERVISOR"
 _OF_DESCRIPTOR = re.compile(rb"/proc/(?:self|thread-self)/fd/(\d+)\Z")
 _CALLS = {
     "x86_64": {
@@ -355,14 +359,6 @@ def _connect_to(end: socket.socket, address: bytes) -> None:
         raise OSError(ctypes.get_errno(), "connect")
 
 
-def hand_over(listener: int, *, readable: Sequence[str], writable: Sequence[str]) -> None:
-    """Send the supervisor of this process the descriptor of its filter, and the paths that its tasks may reach."""
-    with socket.socket(fileno=int(os.environ.pop(SOCKET))) as control:
-        socket.send_fds(control, [b"."], [listener])
-        control.sendall(json.dumps({"readable": readable, "writable": writable}).encode())
-    os.close(listener)
-
-
 def _serve(control: socket.socket) -> None:
     try:
         with control, control.makefile("rb") as rest:
@@ -375,9 +371,10 @@ def _serve(control: socket.socket) -> None:
         os._exit(1)  # the manager ends the worker with this process
 
 
-def main(command: list[str]) -> int:
+def main(variable: str, command: list[str]) -> int:
     """Start the command, serve its calls, and kill what it leaves; its exit code, as a shell reports it.
 
+    :param variable: name of the environment variable for the number of the socket.
     :raises OSError: if the kernel has no domains for signals, or the parent has ended.
     """
     parent = os.getppid()
@@ -399,7 +396,7 @@ def main(command: list[str]) -> int:
             _scope_signals()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
             other.set_inheritable(True)
-            os.execvpe(command[0], command, {**os.environ, SOCKET: str(other.fileno())})  # noqa: S606
+            os.execvpe(command[0], command, {**os.environ, variable: str(other.fileno())})  # noqa: S606
         finally:
             os._exit(127)
     for low, high in ((3, own.fileno()), (own.fileno() + 1, _MOST_DESCRIPTORS)):  # what only the worker needs
@@ -424,12 +421,16 @@ def _scope_signals() -> None:
 
     :raises OSError: if the kernel cannot do that.
     """
-    rules = (ctypes.c_uint64 * 3)(0, 0, _SCOPE_SIGNAL)  # files, network, scopes
+    rules = (ctypes.c_uint64 * 3)(_REFER, 0, _SCOPE_SIGNAL)  # files, network, scopes
     ruleset = _call(_LANDLOCK_CREATE_RULESET, rules, ctypes.c_size_t(ctypes.sizeof(rules)), 0)
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    # Otherwise files could not be moved between directories in a domain below.
+    _call(_LANDLOCK_ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", _REFER, root), 0)
+    os.close(root)
     _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     _call(_LANDLOCK_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
 if __name__ == "__main__":
-    os._exit(main(sys.argv[1:]))  # threads may wait for connections
+    os._exit(main(sys.argv[1], sys.argv[2:]))  # threads may wait for connections
