@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -698,3 +700,57 @@ def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_pa
             for text in (error["message"], endpoint.directory.read_status()["isolation"], endpoint.log()):
                 assert "No permissions to create new namespace" in text
                 assert ("Landlock: kernel" if os.geteuid() else "runs as root") in text
+
+
+def plant(body: str) -> str:
+    """Write code that Python imports at its start, where it looks for packages of the home directory."""
+    import pathlib
+    import site
+
+    directory = pathlib.Path(site.getusersitepackages())
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "usercustomize.py").write_text(body)
+    (directory / "planted.py").write_text("")
+    return str(directory)
+
+
+def end_the_worker() -> None:
+    import os
+
+    os._exit(1)
+
+
+def what_was_planted() -> tuple[str, bool]:
+    import builtins
+    import importlib.util
+
+    return getattr(builtins, "loot", "nothing"), importlib.util.find_spec("planted") is not None
+
+
+PYTHONS = ["conda", "venv --system-site-packages"]
+
+
+@pytest.fixture(params=PYTHONS)
+def python(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A Python that imports packages of the home directory: an installation, as conda's, or an environment that shows
+    its packages."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    installed = str(sys._base_executable)  # type: ignore[attr-defined]
+    if request.param == "conda":
+        return installed
+    subprocess.run([installed, "-m", "venv", "--system-site-packages", "--without-pip", tmp_path / "venv"], check=True)
+    return str(tmp_path / "venv" / "bin" / "python")
+
+
+@pytest.mark.parametrize("level", LEVELS[2:])
+def test_packages_of_a_submitters_home_run_confined(level: str, python: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with running_endpoint(home, workers=1, engine={"isolation": level}, python=python) as endpoint:
+        secret = endpoint.directory.path / "curve.secret"
+        body = f"import builtins\ntry:\n    builtins.loot = open({str(secret)!r}).read()\nexcept OSError:\n    pass\n"
+        cloud = endpoint.cloud
+        planted = cloud.end(cloud.submit(plant, body, submitter=ATTACKER))
+        assert isinstance(planted.value, str), planted.error
+        cloud.end(cloud.submit(end_the_worker, submitter=ATTACKER, max_attempts=1))
+        assert cloud.end(cloud.submit(what_was_planted, submitter=ATTACKER)).value == ("nothing", True)
