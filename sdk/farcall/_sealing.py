@@ -552,13 +552,13 @@ class Sealer:
 
 
 def without_seal(result: StreamResult) -> StreamResult:
-    """What is kept of a result of a sealed call that cannot be opened."""
+    """Part of a result of a sealed call that can be shown although it cannot be opened."""
     error = None if result.error is None else unsigned_error(result.error)
     return msgspec.structs.replace(result, error=error, details=unsigned_details(result.details))
 
 
 def unsigned_details(details: Mapping[str, Any]) -> SealedDetails:
-    """What is kept of details that must be sealed and are not: numbers, and states out of fixed lists."""
+    """Part of details that must be sealed and are not, which can be shown: numbers, and states out of fixed lists."""
     found = {name: each for name, each in _numbers(details).items() if name not in (STAGES, VALUES, FILES)}
     rows = details.get(STAGES)
     if isinstance(rows, list):
@@ -570,7 +570,7 @@ def unsigned_details(details: Mapping[str, Any]) -> SealedDetails:
 
 
 def unsigned_error(error: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of an error that must be sealed and is not: its text, marked, and facts."""
+    """Part of an error that must be sealed and is not: its text, marked, and facts."""
     kept = {name: error[name] for name in _FACTS if isinstance(error.get(name), bool | int | float | str)}
     message, code = str(error.get("message", "")).removesuffix("."), str(error.get("code"))
     named = {"code": code if code.isidentifier() else TaskFailed.code, "message": f"{message} ({_SAYS})"}

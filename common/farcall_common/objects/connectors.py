@@ -69,7 +69,7 @@ class ObjectConnector(abc.ABC):
         object may have."""
 
     def get_copy(self, key: Key, *, most_bytes: int) -> memoryview | None:  # noqa: ARG002 - of what others can change
-        """As :meth:`get`, in memory that no other process can change.
+        """Return what :meth:`get` returns, in memory that no other process can change.
 
         :raises ObjectDamaged: if the object has more than ``most_bytes``.
         """

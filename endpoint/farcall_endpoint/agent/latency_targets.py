@@ -62,7 +62,7 @@ class LatencyTargets:
         self._report: dict[str, Any] = {}
 
     def target_of(self, task: Task) -> OrderTarget | None:
-        """What a task is to hold; None for batch work, as graphs and their calls are, and tasks of submitters whose
+        """Latency target of a task. None for batch work, as graphs and their calls are, and tasks of submitters whose
         targets have no share of the processors."""
         return self.targets.of(task.spec) if self.targets.has_share(task.spec) else None
 
