@@ -416,9 +416,9 @@ def test_a_call_that_was_dropped_is_not_looked_for_again() -> None:
 
 
 def test_a_task_that_writes_without_end_does_not_hold_the_manager() -> None:
-    channel = types.SimpleNamespace(receive_shared=lambda: (Waits("d"), b""))
+    channel = types.SimpleNamespace(receive_shared=lambda: (Waits("d"), b""), received_bytes=0)
     worker = types.SimpleNamespace(worker_id=7, process=types.SimpleNamespace(channel=channel))
-    received, ended = Manager._receive(types.SimpleNamespace(_returns={}), worker)  # type: ignore[arg-type]
+    received, ended = Manager._receive(types.SimpleNamespace(_returns={}, _leftovers={}), worker)  # type: ignore[arg-type]
     assert isinstance(received, PacketsReceived)
     assert ended == MalformedReceived(7, "more packets at a time than a worker sends")
 

@@ -33,7 +33,7 @@ _HINT: Final = (
 
 
 _OF_ROOT: Final = (
-    "this endpoint runs as root, from whom only bubblewrap separates tasks: "
+    "this endpoint runs as root, and only bubblewrap separates tasks from root: "
     "run it as an ordinary user, or with isolation: bubblewrap"
 )
 

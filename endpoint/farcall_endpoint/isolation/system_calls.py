@@ -1,7 +1,7 @@
 """System calls that tasks of other submitters may not make, or only with arguments that reach nothing of others.
 
 Landlock has rules for files, signals and ``ptrace``. Each call in :data:`RULES` reaches a process, a name or a kernel
-object by another way. Calls that are newer than :data:`NEWEST` are refused, because nobody has looked at them.
+object by another way. Calls that are newer than :data:`NEWEST` are refused until they have been reviewed.
 """
 
 from __future__ import annotations
