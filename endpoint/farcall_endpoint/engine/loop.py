@@ -245,8 +245,12 @@ class EngineLoop:
         """A fleet; what it needs is given back with ``belongings``."""
         options = self.options
         command_options = [*options.sharing.options(), "--prefetch", str(options.prefetch)]
-        command_options += ["--working-dir", str(options.working_dir), "--quiet", "--native"]
-        command_options += ["--isolation", "none"]  # all tasks are this user's
+        command_options += [
+            "--working-dir",
+            str(options.working_dir),
+            "--quiet",
+            "--native",
+        ]  # all tasks are this user's
         command_options += [] if options.batching else ["--no-batching"]
         command_options += ["--qos", msgspec.json.encode(options.qos).decode(), *memory.options]
         command_options += [] if memory.options else ["--node-memory"]

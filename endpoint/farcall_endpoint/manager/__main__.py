@@ -29,7 +29,7 @@ from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.isolation import Isolation, best_of
+from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of
 from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--memory-root", type=Path, help="where the directories of submitters in memory are")
     parser.add_argument("--node-cache", type=int, default=0, help="bytes for copies of files on this node")
     parser.add_argument("--node-dir", type=Path, help="where these are; default: the temporary directory")
-    parser.add_argument("--native", action="store_true", help="read and write plain pickle on request")
+    parser.add_argument("--native", action="store_true", help="for an engine, which has no other submitters")
     parser.add_argument("--log-dir", type=Path, help="directory of the managers' logs; default: log to standard error")
     parser.add_argument("--log-max-bytes", type=int, default=10 * 2**20)
     parser.add_argument("--log-backups", type=int, default=4)
@@ -158,7 +158,7 @@ def main() -> None:
     node = discover_node(sharing.accelerators, environ=os.environ)
     try:
         slots = partition(node, sharing)
-        isolation = best_of(options.isolation)
+        isolation = NodeIsolation(Isolation.NONE) if options.native else best_of(options.isolation)
         agent, agent_host = _connect(options, manager_id)
     except (ConfigurationError, Unavailable) as error:
         sys.exit(str(error))
