@@ -207,6 +207,11 @@ for action in (
     lambda: os.chmod("/usr", 0o777),
     lambda: connect(str(hidden / "socket")),
     lambda: connect("\\0abstract"),
+    lambda: os.open(secret, 3),
+    lambda: os.chmod("moved", 0o4755),
+    lambda: os.chmod(".", 0o755),
+    lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o4755),
+    lambda: os.getxattr(secret, "user.x"),
     lambda: os.chmod("missing", 0o777),
 ):
     print(tried(action))
@@ -233,8 +238,8 @@ def test_supervisor_performs_calls_on_the_submitters_files_only(tmp_path: Path) 
         )
     outcomes = done.stdout.split()
     assert outcomes[:3] == ["done"] * 3, done.stderr
-    assert set(outcomes[3:12]) == {"PermissionError", "OSError"}, outcomes
-    assert outcomes[12:] == ["FileNotFoundError"]
+    assert set(outcomes[3:17]) == {"PermissionError", "OSError"}, outcomes
+    assert outcomes[17:] == ["FileNotFoundError"]
     assert done.returncode == 128 + signal.SIGABRT
     assert (hidden / "secret").stat().st_mode & 0o777 == 0o600
 

@@ -142,8 +142,8 @@ class Supervisor:
         if name == "fchmod":
             with caller.descriptor(arguments[0]) as descriptor:
                 if not _is_open_for_writing(descriptor):
-                    self._check(descriptor, self._writable)
-                os.fchmod(descriptor, arguments[1] & 0o7777)
+                    self._check(descriptor, self._writable, inside=True)
+                os.fchmod(descriptor, _mode(descriptor, arguments[1]))
             return
         at, rest = (
             (_AT_CWD, arguments) if name in ("chmod", "utime", "utimes") else (_signed(arguments[0]), arguments[1:])
@@ -152,10 +152,10 @@ class Supervisor:
         flags = rest[2] & 0xFFFF_FFFF if name in ("fchmodat2", "utimensat") else 0
         with caller.found(_signed(at), path, flags) as descriptor:
             if not (path == 0 and _is_open_for_writing(descriptor)):
-                self._check(descriptor, self._writable)
+                self._check(descriptor, self._writable, inside="chmod" in name)
             target = f"/proc/self/fd/{descriptor}"
             if "chmod" in name:
-                os.chmod(target, value & 0o7777)  # noqa: PTH101 - of a descriptor
+                os.chmod(target, _mode(descriptor, value))  # noqa: PTH101 - of a descriptor
             else:
                 _set_times(target, _times(name, caller, value))
 
@@ -179,7 +179,12 @@ class Supervisor:
             end.close()
             caller.fail(OSError(errno.EAGAIN, "too many connections at the same time"))
         elif os.get_blocking(end.fileno()):
-            threading.Thread(target=connect, daemon=True).start()
+            try:
+                threading.Thread(target=connect, daemon=True).start()
+            except RuntimeError:  # the account has too many threads
+                self._connects.release()
+                end.close()
+                caller.fail(OSError(errno.EAGAIN, "no thread for the connection"))
         else:
             connect()
 
@@ -194,13 +199,14 @@ class Supervisor:
             self._check(descriptor, self._connectable)
             _connect_to(end, address[:2] + f"/proc/self/fd/{descriptor}".encode() + b"\0")
 
-    def _check(self, descriptor: int, directories: list[str]) -> None:
-        """Check that an open file is in one of the directories.
+    def _check(self, descriptor: int, directories: list[str], *, inside: bool = False) -> None:
+        """Check that an open file is in one of the directories, or is one of them and need not be ``inside``.
 
-        :raises PermissionError: if it is not.
+        :raises PermissionError: if it is not, or if its path is that of another mount namespace.
         """
         path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
-        if not any(path == each or path.startswith(f"{each}/") for each in directories):
+        found = any(path.startswith(f"{each}/") or (path == each and not inside) for each in directories)
+        if not found or _mount_of(descriptor) not in _mounts():
             raise PermissionError(errno.EACCES, "the file is not the submitter's")
 
 
@@ -218,7 +224,7 @@ class _Caller:
             perform()
         except OSError as error:
             self.fail(error)
-        except ValueError:  # such as a path with a zero byte
+        except Exception:  # noqa: BLE001 - the caller waits for an answer
             self.fail(OSError(errno.EINVAL, "invalid argument"))
         else:
             self._respond(0)
@@ -243,6 +249,16 @@ class _Caller:
                 return os.pread(memory, size, address)
             except (OSError, OverflowError) as error:
                 raise OSError(errno.EFAULT, "bad address") from error
+
+    def read_exactly(self, address: int, size: int) -> bytes:
+        """Copy memory of the caller.
+
+        :raises OSError: if there is less.
+        """
+        data = self.read(address, size)
+        if len(data) < size:
+            raise OSError(errno.EFAULT, "bad address")
+        return data
 
     def _path(self, address: int) -> bytes:
         data = b""
@@ -333,7 +349,29 @@ def _is_open_for_writing(descriptor: int) -> bool:
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if flags & os.O_PATH:
         raise OSError(errno.EBADF, "bad descriptor")
-    return flags & os.O_ACCMODE != os.O_RDONLY
+    return flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR)
+
+
+def _mode(descriptor: int, mode: int) -> int:
+    """The bits of a mode.
+
+    :raises PermissionError: if other accounts could run the file as its owner.
+    """
+    if mode & 0o6000 and os.fstat(descriptor).st_mode & 0o170000 != 0o040000:
+        raise PermissionError(errno.EPERM, "set-user-ID and set-group-ID bits")
+    return mode & 0o7777
+
+
+def _mount_of(descriptor: int) -> int:
+    """The mount through which a file was opened."""
+    with open(f"/proc/self/fdinfo/{descriptor}") as file:  # noqa: PTH123
+        return next(int(line.split()[1]) for line in file if line.startswith("mnt_id:"))
+
+
+def _mounts() -> set[int]:
+    """The mounts of this namespace."""
+    with open("/proc/self/mountinfo") as file:  # noqa: PTH123
+        return {int(line.split()[0]) for line in file}
 
 
 def _times(name: str, caller: _Caller, address: int) -> bytes | None:
@@ -341,11 +379,11 @@ def _times(name: str, caller: _Caller, address: int) -> bytes | None:
     if not address:
         return None
     if name == "utimensat":
-        return caller.read(address, 32)
+        return caller.read_exactly(address, 32)
     if name == "utime":
-        accessed, modified = struct.unpack("<qq", caller.read(address, 16))
+        accessed, modified = struct.unpack("<qq", caller.read_exactly(address, 16))
         return struct.pack("<qqqq", accessed, 0, modified, 0)
-    accessed, accessed_us, modified, modified_us = struct.unpack("<qqqq", caller.read(address, 32))
+    accessed, accessed_us, modified, modified_us = struct.unpack("<qqqq", caller.read_exactly(address, 32))
     return struct.pack("<qqqq", accessed, accessed_us * 1000, modified, modified_us * 1000)
 
 
@@ -368,7 +406,9 @@ def _serve(control: socket.socket) -> None:
             Supervisor(descriptors[0], **json.loads(paths)).serve()
     except BaseException:  # noqa: BLE001 - a thread
         traceback.print_exc()
-        os._exit(1)  # the manager ends the worker with this process
+        with contextlib.suppress(OSError):
+            os.kill(-1, signal.SIGKILL)
+        os._exit(1)
 
 
 def main(variable: str, command: list[str]) -> int:
@@ -407,7 +447,8 @@ def main(variable: str, command: list[str]) -> int:
     while status is None and signal.sigwait(waited) == signal.SIGCHLD:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
-                status = found[1] if found[0] == worker else status
+                if found[0] == worker and not os.WIFSTOPPED(found[1]):  # a worker may let itself be traced
+                    status = found[1]
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     if status is None:

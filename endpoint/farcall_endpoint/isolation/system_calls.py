@@ -92,6 +92,29 @@ def _supervised(x86: int | None, arm: int | None, reason: str) -> Rule:
     return Rule((x86, arm), reason, action=Action.SUPERVISE)
 
 
+_SUBVOLUMES: Final = (0x9401, 0x940E, 0x940F, 0x9413, 0x9417, 0x9418, 0x941A, 0x943F)
+"""Commands of btrfs that make, change and delete subvolumes and snapshots, without their sizes and directions."""
+_SET_ID: Final = (0o4000, 0o2000)
+"""Bits of a mode that let other accounts run a file as its owner or group."""
+
+
+def _opening(flags: int, mode: int) -> tuple[tuple[Argument, ...], ...]:
+    """Refused forms of a call that opens files, by the places of its flags and its mode."""
+    made = tuple(
+        (Argument(flags, kind, mask=kind), Argument(mode, bit, mask=bit))
+        for kind in (0o100, 0o2000_0000)  # O_CREAT, and the bit of O_TMPFILE
+        for bit in _SET_ID
+    )
+    # Access mode 3 permits ioctl alone, and Landlock asks for no right.
+    return (Argument(flags, 3, mask=3),), *made
+
+
+def _making(mode: int) -> tuple[tuple[Argument, ...], ...]:
+    return tuple((Argument(mode, bit, mask=bit),) for bit in _SET_ID)
+
+
+_OPENED: Final = "opens files without a right of Landlock, or makes files that others run as the owner"
+_READ_XATTR: Final = "reads attributes of files that the task cannot read"
 _LOCAL_DATAGRAMS: Final = tuple(
     (Argument(0, 1), Argument(1, kind, mask=0xF))
     for kind in (2, 3)  # SOCK_DGRAM, and SOCK_RAW, which is the same here
@@ -106,9 +129,15 @@ RULES: Final[dict[str, Rule]] = {
     "fanotify_mark": _missing(301, 263, _NAMES),
     "fcntl": Rule(
         (72, 25),
-        "F_NOTIFY reports changes in directories, F_SETLEASE delays the owner's programs",
-        refused=((Argument(1, 1024),), (Argument(1, 1026),)),
+        "F_NOTIFY reports changes in directories, F_SETLEASE and F_SETDELEG delay the owner's programs",
+        refused=((Argument(1, 1024),), (Argument(1, 1026),), (Argument(1, 1040),)),
     ),
+    "open": Rule((2, None), _OPENED, refused=_opening(1, 2)),
+    "openat": Rule((257, 56), _OPENED, refused=_opening(2, 3)),
+    "openat2": _missing(437, 437, _OPENED),
+    "creat": Rule((85, None), _OPENED, refused=_making(1)),
+    "mknod": Rule((133, None), _OPENED, refused=_making(1)),
+    "mknodat": Rule((259, 33), _OPENED, refused=_making(2)),
     "name_to_handle_at": _missing(303, 264, "names files without their path"),
     "open_by_handle_at": _missing(304, 265, "opens files without their path"),
     # -- keys
@@ -152,9 +181,10 @@ RULES: Final[dict[str, Rule]] = {
             for command in (
                 *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX
                 *(0x4008_6602, 0x4004_6602, 0x401C_5820),  # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR
-                *(0x4080_6685, 0x800C_6613),  # FS_IOC_ENABLE_VERITY, FS_IOC_SET_ENCRYPTION_POLICY
+                *(0x4080_6685, 0x800C_6613, 0x4008_7602),  # FS_IOC_ENABLE_VERITY, SET_ENCRYPTION_POLICY, SETVERSION
             )
-        ),
+        )
+        + tuple((Argument(1, command, mask=0xFFFF),) for command in _SUBVOLUMES),
     ),
     "file_setattr": _missing(469, 469, _XATTR),
     "setxattr": Rule((188, 5), _XATTR, error=errno.EOPNOTSUPP),
@@ -165,6 +195,19 @@ RULES: Final[dict[str, Rule]] = {
     "lremovexattr": Rule((198, 15), _XATTR, error=errno.EOPNOTSUPP),
     "fremovexattr": Rule((199, 16), _XATTR, error=errno.EOPNOTSUPP),
     "removexattrat": _missing(466, 466, _XATTR),
+    **{
+        name: Rule(numbers, _READ_XATTR, error=errno.EOPNOTSUPP)
+        for name, numbers in {
+            "getxattr": (191, 8),
+            "lgetxattr": (192, 9),
+            "fgetxattr": (193, 10),
+            "listxattr": (194, 11),
+            "llistxattr": (195, 12),
+            "flistxattr": (196, 13),
+        }.items()
+    },
+    "getxattrat": _missing(464, 464, _READ_XATTR),
+    "listxattrat": _missing(465, 465, _READ_XATTR),
     "chown": Rule((92, None), _OWNER),
     "fchown": Rule((93, 55), _OWNER),
     "lchown": Rule((94, None), _OWNER),
@@ -180,7 +223,11 @@ RULES: Final[dict[str, Rule]] = {
     "utimensat": _supervised(280, 88, _TIMES),
     "connect": _supervised(42, 203, "reaches the owner's servers by the path of their sockets"),
     # -- sockets that need no connection
-    "socket": Rule((41, 198), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
+    "socket": Rule(
+        (41, 198),
+        "sends datagrams to the path of any local socket, or reaches the host of a virtual machine",
+        refused=(*_LOCAL_DATAGRAMS, (Argument(0, 40),)),  # AF_VSOCK
+    ),
     "socketpair": Rule((53, 199), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
     # -- namespaces and mounts
     "clone": Rule((56, 220), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES),),)),
