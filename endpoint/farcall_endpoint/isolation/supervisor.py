@@ -145,11 +145,10 @@ class Supervisor:
                     self._check(descriptor, self._writable, inside=True)
                 os.fchmod(descriptor, _mode(descriptor, arguments[1]))
             return
-        at, rest = (
-            (_AT_CWD, arguments) if name in ("chmod", "utime", "utimes") else (_signed(arguments[0]), arguments[1:])
-        )
-        path, value = rest[0], rest[1]
-        flags = rest[2] & 0xFFFF_FFFF if name in ("fchmodat2", "utimensat") else 0
+        if name in ("chmod", "utime", "utimes"):
+            arguments = [_AT_CWD, *arguments]
+        at, path, value, flags = arguments[:4]
+        flags = flags & 0xFFFF_FFFF if name in ("fchmodat2", "utimensat") else 0
         with caller.found(_signed(at), path, flags) as descriptor:
             if not (path == 0 and _is_open_for_writing(descriptor)):
                 self._check(descriptor, self._writable, inside="chmod" in name)
@@ -162,8 +161,8 @@ class Supervisor:
     def _connect(self, caller: _Caller, arguments: list[int]) -> None:
         """Connect a socket of the caller. A blocking one has a thread, so that other calls need not wait."""
         try:
-            end = caller.socket(arguments[0])
             address = caller.read(arguments[1], min(arguments[2] & 0xFFFF_FFFF, _ADDRESS_BYTES))
+            end = caller.socket(arguments[0])
         except OSError as error:
             caller.fail(error)
             return
