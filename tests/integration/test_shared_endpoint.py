@@ -367,12 +367,6 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
     def set_core_limit(process: int) -> None:
         resource.prlimit(process, resource.RLIMIT_CORE, resource.prlimit(process, resource.RLIMIT_CORE))
 
-    def slow_all(process: int) -> None:
-        before = os.getpriority(os.PRIO_PROCESS, process)
-        os.setpriority(os.PRIO_USER, 0, before + 1)
-        if os.getpriority(os.PRIO_PROCESS, process) == before:
-            raise PermissionError
-
     def read_memory(process: int) -> None:
         data = ctypes.create_string_buffer(8)
         place = (ctypes.c_void_p * 2)(ctypes.addressof(data), 8)
@@ -430,7 +424,6 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "set resource limits of the agent": lambda: set_core_limit(agent),
         "set resource limits of a worker": lambda: set_core_limit(victim),
         "lower the priority of the agent": lambda: os.setpriority(os.PRIO_PROCESS, agent, 1),
-        "lower the priority of all processes": lambda: slow_all(agent),
         "lower the I/O priority of a worker": lambda: call("ioprio_set", 1, victim, (2 << 13) | 7),
         "change the scheduler of a worker": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
         "bind a worker to a processor": lambda: pin(victim),
