@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -29,6 +30,7 @@ from farcall_endpoint.worker.settings import WorkerSettings
 _TARGET: Final = "/run/farcall"
 _SOCKET: Final = "s"
 _LIMIT_MS: Final = 60_000
+_SECRET_BYTES: Final = 32
 _PRIVATE: Final = ("nosuid", "nodev", "mode=1777")
 
 
@@ -68,6 +70,7 @@ class RuncLauncher:
         directory = Path(tempfile.mkdtemp())
         run = directory / RUN
         run.mkdir()
+        (run / booting.SECRET).write_bytes(secret := secrets.token_bytes(_SECRET_BYTES))
         name = next(self._names)
         (directory / "config.json").write_text(json.dumps(self._configuration(run)))
         channel, worker_end, claims = channel_pair()
@@ -91,6 +94,8 @@ class RuncLauncher:
                 raise RuntimeError(f"runc: {worker.tails()[1]}")
             # The worker writes to it when it begins.
             connection = self._connections[name] = listener.accept()[0]
+            if connection.recv(len(secret)) != secret:
+                raise RuntimeError("another program than the container's has connected")
         with claims:
             variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", **WorkerSettings().to_variables()}
             boot = Boot(variables, str(self._work), merged=True)

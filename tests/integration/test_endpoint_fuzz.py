@@ -68,7 +68,7 @@ def test_manager_lives_through_mutated_packets_and_serves_other_tasks(agent: Fak
         name = f"hostile-{number}"
         # An empty packet is an end of the connection.
         packets = [each for each in mutated(single, count=PACKETS, seed=number) if len(each) > 1]
-        agent.run(name, send_packets, packets)
+        agent.run(name, send_packets, packets, submitter="another")
         agent.run(f"good-{number}", seven)
         assert agent.value(f"good-{number}") == 7
         agent.listen(

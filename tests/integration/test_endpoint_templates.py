@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import templates
 from farcall_endpoint.environments.templates import (
     ForkedProcess,
@@ -620,7 +621,7 @@ def test_a_child_whose_end_a_template_invents_is_killed() -> None:
         with fork_once(template) as worker:
             wait_for(template, lambda: template.is_over)
             assert "a child that has not ended" in template.problem
-            worker.kill()
+            process_reaper.kill_trees({worker.pid})  # as the reaper of the manager does
             assert worker.wait() == -signal.SIGKILL
             wait_until(lambda: not psutil.pid_exists(worker.pid) or psutil.Process(worker.pid).status() == "zombie")
             os.close(worker.pidfd)
@@ -653,7 +654,7 @@ def test_the_exit_code_of_a_child_that_its_template_has_reaped() -> None:
         theirs.close()
         wait_for(template, lambda: template.is_serving)
         with fork_once(template) as worker:
-            worker.kill()
+            process_reaper.kill_trees({worker.pid})  # as the reaper of the manager does
             wait_until(lambda: not psutil.pid_exists(worker.pid))
             assert worker.wait() == 7
             os.close(worker.pidfd)

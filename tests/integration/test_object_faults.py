@@ -480,7 +480,7 @@ def test_a_reference_of_a_newer_release(directory: Directory) -> None:
     maker, fields = reference.__reduce__()
     assert maker is _reference
     with pytest.raises(DeserializationError, match="of a newer release") as caught:
-        maker(3, *fields[1:], "more")
+        maker(99, *fields[1:], "more")
     assert "Upgrade" in caught.value.hint
 
 

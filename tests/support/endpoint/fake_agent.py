@@ -103,11 +103,13 @@ class FakeAgent:
         """Send something to the manager, which must have spoken before."""
         send_frames(self._socket, [self._identity, *protocol.encode(message, bodies or [], number=number)])
 
-    def run(self, task_id: str, function: Callable[..., Any], *args: object, **options: Any) -> None:
-        """Order a task."""
+    def run(
+        self, task_id: str, function: Callable[..., Any], *args: object, submitter: str = "", **options: Any
+    ) -> None:
+        """Order a task of a submitter (empty: the endpoint's owner)."""
         body = self._serializer.pack_function(function)
         function_hash = hashlib.sha256(body).hexdigest()
-        order = protocol.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options))
+        order = protocol.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options), submitter=submitter)
         self.say(protocol.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
 
     def run_graph(self, task_id: str, *calls: StageCall, output: int = -1, **options: Any) -> None:
