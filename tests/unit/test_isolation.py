@@ -214,7 +214,7 @@ for action in (
     lambda: os.getxattr(secret, "user.x"),
     lambda: os.chmod("missing", 0o777),
 ):
-    print(tried(action))
+    print(tried(action), flush=True)
 os.abort()
 """
 
