@@ -244,6 +244,113 @@ def test_supervisor_performs_calls_on_the_submitters_files_only(tmp_path: Path) 
     assert (hidden / "secret").stat().st_mode & 0o777 == 0o600
 
 
+SUPERVISED_SOCKETS = """
+import ctypes, errno, multiprocessing, os, socket
+
+def code(action):
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+
+def connect(address):
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(address)
+
+def server(address):
+    return socket.create_server(address, family=socket.AF_UNIX)
+
+with server("\\0name") as first:
+    print(code(lambda: connect("\\0name")), code(lambda: connect(first.getsockname())), code(lambda: server("\\0name")))
+    print(code(lambda: connect("\\0nam")), code(lambda: connect("\\0name\\0")))
+    if os.fork() == 0:
+        os._exit(code(lambda: connect("\\0name")) != "done")
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    print(code(lambda: first.bind("\\0other")))
+print(code(lambda: connect("\\0name")))
+with server("\\0name"):
+    print(code(lambda: connect("\\0name")))
+
+# A name that the kernel gives.
+libc = ctypes.CDLL(None, use_errno=True)
+with socket.socket(socket.AF_UNIX) as unnamed:
+    assert libc.bind(unnamed.fileno(), bytes([socket.AF_UNIX, 0]), 2) == 0
+    unnamed.listen()
+    print(code(lambda: connect(unnamed.getsockname())))
+with socket.socket(socket.AF_UNIX) as unnamed:
+    print(code(unnamed.listen))
+
+# A connection that fails gives a name, too.
+server("dead").close()
+with socket.socket(socket.AF_UNIX) as passing:
+    passing.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    print(code(lambda: passing.connect("dead")), passing.getsockname()[:1], code(passing.listen))
+
+with server("path") as named, socket.create_server(("127.0.0.1", 0)) as port:
+    print(named.getsockname(), code(lambda: connect("path")), code(lambda: socket.create_server(port.getsockname())))
+    print(code(lambda: socket.create_connection(port.getsockname())))
+for _ in range(3000):
+    server(f"\\0{_}").close()
+for method in ("fork", "forkserver", "spawn"):
+    with multiprocessing.get_context(method).Manager() as manager:
+        shared = manager.list([1])
+        shared.append(2)
+        print(list(shared))
+"""
+
+
+WAITS_FOR_STRANGERS = """
+import socket
+with socket.create_server("\\0for strangers", family=socket.AF_UNIX) as server:
+    print(server.getsockname(), flush=True)
+    input()
+"""
+
+
+def confined_program(program: str, home: Path) -> list[str]:
+    readable = readable_paths([], private=[], home=home, environ=os.environ)
+    return confined_command([sys.executable, "-c", program], readable=readable, writable=[str(home)])
+
+
+@pytest.mark.skipif(bool(landlock.missing_alone()), reason=landlock.missing_alone())
+def test_processes_below_a_supervisor_use_local_sockets(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = confined_program(SUPERVISED_SOCKETS, tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment, timeout=120
+    )
+    assert done.stdout.splitlines() == [
+        "done done EADDRINUSE",
+        "EPERM EPERM",
+        "0",
+        "EINVAL",
+        "ECONNREFUSED",
+        "done",
+        "done",
+        "EINVAL",
+        r"ECONNREFUSED b'\x00' EPERM",
+        "path done EADDRINUSE",
+        "done",
+        *["[1, 2]"] * 3,
+    ], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.skipif(bool(landlock.missing_alone()), reason=landlock.missing_alone())
+def test_processes_elsewhere_cannot_connect_to_abstract_names_below_a_supervisor(tmp_path: Path) -> None:
+    command = confined_program(WAITS_FOR_STRANGERS, tmp_path)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        path = process.stdout.readline().strip()
+        assert path.startswith("/dev/shm/")
+        for address in ("\0for strangers", path):
+            with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(OSError, match=r"refused|No such file"):
+                stranger.connect(address)
+        process.communicate("\n")
+        assert process.returncode == 0
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what a node lacks."""

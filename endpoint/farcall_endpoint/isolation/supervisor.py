@@ -1,9 +1,11 @@
-"""Supervisor: performs system calls of a confined worker that name a path, by seccomp user notification.
+"""Supervisor: performs system calls of a confined worker that name a file or a socket, by seccomp user notification.
 
-Landlock has no rules for the modes and times of files, nor for connections to local sockets by their path. The
-worker's filter stops these calls (``Action.SUPERVISE`` of :mod:`~farcall_endpoint.isolation.system_calls`). The
-supervisor copies the arguments, looks the path up, and performs the call itself if the file is the submitter's. The
-worker never continues such a call, because it could change the arguments meanwhile (seccomp_unotify(2)).
+Landlock has no rules for the modes and times of files, nor for local sockets by their path, nor for others who connect
+to the worker's. The worker's filter stops these calls (``Action.SUPERVISE`` of
+:mod:`~farcall_endpoint.isolation.system_calls`). The supervisor copies the arguments, looks the path up, and performs
+the call itself if the file is the submitter's. The worker never continues a call that reaches something, because it
+could change the arguments meanwhile (seccomp_unotify(2)). Only ``bind`` is continued: others reach a name after
+``listen``.
 
 A program that stands alone: ``python -I -S supervisor.py VARIABLE COMMAND...``. It starts the command as its child,
 and ends with its exit code, above 128 for a signal. It is the worker's ancestor: Yama lets ancestors read a process.
@@ -48,10 +50,17 @@ _NO_FOLLOW, _EMPTY_PATH = 0x100, 0x1000
 """AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH."""
 _AT_CWD = -100
 _PATH_BYTES = 4096
+_FAMILY_BYTES = 2
+"""``sizeof(sa_family_t)``."""
 _ADDRESS_BYTES = 128
 """``sizeof(struct sockaddr_storage)``."""
 _MOST_CONNECTS = 64
 """Connections of a worker that wait at the same time."""
+_MOST_ABSTRACT = 1024
+"""Sockets with abstract names of a worker."""
+_CONTINUE = 1
+"""SECCOMP_USER_NOTIF_FLAG_CONTINUE."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - in directories that no one else may enter
 _SET_DUMPABLE = 4
 """PR_SET_DUMPABLE."""
 _SET_PDEATHSIG = 1
@@ -74,6 +83,8 @@ _OF_DESCRIPTOR = re.compile(rb"/proc/(?:self|thread-self)/fd/(\d+)\Z")
 _CALLS = {
     "x86_64": {
         42: "connect",
+        49: "bind",
+        50: "listen",
         90: "chmod",
         91: "fchmod",
         132: "utime",
@@ -83,7 +94,15 @@ _CALLS = {
         280: "utimensat",
         452: "fchmodat2",
     },
-    "aarch64": {203: "connect", 52: "fchmod", 53: "fchmodat", 88: "utimensat", 452: "fchmodat2"},
+    "aarch64": {
+        200: "bind",
+        201: "listen",
+        203: "connect",
+        52: "fchmod",
+        53: "fchmodat",
+        88: "utimensat",
+        452: "fchmodat2",
+    },
 }
 """Names by number; a test compares them with the rules of the filter."""
 
@@ -110,6 +129,7 @@ class Supervisor:
         self._writable = [os.path.realpath(path) for path in writable]
         self._connectable = [*self._writable, *map(os.path.realpath, readable)]
         self._connects = threading.BoundedSemaphore(_MOST_CONNECTS)
+        self._abstract = _AbstractNames()
         self._names = _CALLS[os.uname().machine]
 
     def serve(self) -> None:
@@ -129,10 +149,15 @@ class Supervisor:
                 raise
             call, thread, _, number, _, _, *arguments = _NOTIFICATION.unpack(buffer)
             caller = _Caller(self._listener, call, thread)
-            if self._names.get(number) == "connect":
-                self._connect(caller, arguments)
-            else:
-                caller.answer(functools.partial(self._perform, caller, self._names[number], arguments))
+            match self._names[number]:
+                case "connect":
+                    self._connect(caller, arguments)
+                case "bind":
+                    caller.answer(functools.partial(self._bind, caller, arguments))
+                case "listen":
+                    caller.answer(functools.partial(self._listen, caller, arguments))
+                case name:
+                    caller.answer(functools.partial(self._perform, caller, name, arguments))
 
     def _perform(self, caller: _Caller, name: str, arguments: list[int]) -> None:
         """Perform a call that changes the mode or the times of a file.
@@ -157,6 +182,34 @@ class Supervisor:
                 os.chmod(target, _mode(descriptor, value))  # noqa: PTH101 - of a descriptor
             else:
                 _set_times(target, _times(name, caller, value))
+
+    def _bind(self, caller: _Caller, arguments: list[int]) -> int:
+        """Give a socket of the caller an abstract name that no one else can connect to; any other name the kernel
+        gives."""
+        size = arguments[2] & 0xFFFF_FFFF
+        if not _FAMILY_BYTES <= size <= _ADDRESS_BYTES:
+            return _CONTINUE
+        name = caller.read_exactly(arguments[1], size)[_FAMILY_BYTES:]
+        with caller.socket(arguments[0]) as end:
+            if not _is_local(end) or name[:1] not in (b"", b"\0"):
+                return _CONTINUE
+            self._abstract.bind(end, name)
+        return 0
+
+    def _listen(self, caller: _Caller, arguments: list[int]) -> int:
+        """Let a socket of the caller accept connections. A local one must have a path.
+
+        :raises PermissionError: if its name is abstract: the kernel has given it after the check of ``bind``.
+        """
+        with caller.socket(arguments[0]) as end:
+            name = os.fsencode(end.getsockname()) if _is_local(end) else b"a port"
+            if not name:
+                raise OSError(errno.EINVAL, "a socket without a name")
+            if name.startswith(b"\0"):
+                raise PermissionError(errno.EPERM, "abstract sockets")
+            if _libc.listen(end.fileno(), _signed(arguments[1])) != 0:
+                raise OSError(ctypes.get_errno(), "listen")
+        return 0
 
     def _connect(self, caller: _Caller, arguments: list[int]) -> None:
         """Connect a socket of the caller. A blocking one has a thread, so that other calls need not wait."""
@@ -188,15 +241,20 @@ class Supervisor:
             connect()
 
     def _connect_socket(self, caller: _Caller, end: socket.socket, address: bytes) -> None:
-        if end.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) != socket.AF_UNIX:
-            _connect_to(end, address)
+        if not _is_local(end):
+            _call_with_address(_libc.connect, end, address)
             return
-        path = address[2:].partition(b"\0")[0]
-        if not path:  # abstract: the kernel would look at the supervisor's rights
+        name = address[_FAMILY_BYTES:]
+        path = name.partition(b"\0")[0]
+        with self._abstract.found(path or name) as bound:
+            if bound is not None:
+                _call_with_address(_libc.connect, end, _local(f"/proc/self/fd/{bound}"))
+                return
+        if not path:  # the kernel would look at the supervisor's rights
             raise OSError(errno.EPERM, "abstract sockets")
         with caller.looked_up(_AT_CWD, path, 0) as descriptor:
             self._check(descriptor, self._connectable)
-            _connect_to(end, address[:2] + f"/proc/self/fd/{descriptor}".encode() + b"\0")
+            _call_with_address(_libc.connect, end, _local(f"/proc/self/fd/{descriptor}"))
 
     def _check(self, descriptor: int, directories: list[str], *, inside: bool = False) -> None:
         """Check that an open file is in one of the directories, or is one of them and need not be ``inside``.
@@ -209,6 +267,61 @@ class Supervisor:
             raise PermissionError(errno.EACCES, "the file is not the submitter's")
 
 
+class _AbstractNames:
+    """Abstract names of local sockets, for the processes below the supervisor only.
+
+    The kernel lets every process of the machine connect to an abstract name, and pass descriptors then: of directories
+    in another mount namespace, which Landlock judges by their place there. A socket here has a path instead, in a
+    directory that no one may enter and that is removed at once. What leads to the socket is the descriptor of its file.
+    """
+
+    def __init__(self) -> None:
+        self._paths: dict[bytes, bytes] = {}  # by name
+        self._files: dict[bytes, int] = {}  # by path, which getsockname returns
+        self._lock = threading.Lock()
+
+    def bind(self, end: socket.socket, name: bytes) -> None:
+        """Give a socket a name; an empty one stands for a new one.
+
+        :raises OSError: if the name is in use, or as the call itself.
+        """
+        with self._lock:
+            if name in self._paths or len(self._files) >= _MOST_ABSTRACT:
+                self._forget_closed()
+            if name in self._paths or len(self._files) >= _MOST_ABSTRACT:
+                raise OSError(errno.EADDRINUSE, "address in use")
+            directory = f"{_SHARED_MEMORY}/{os.urandom(16).hex()}"
+            path = f"{directory}/s".encode()
+            os.mkdir(directory, 0o700)  # noqa: PTH102
+            try:
+                _call_with_address(_libc.bind, end, _local(path.decode()))
+                self._files[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                os.unlink(path)  # noqa: PTH108
+            finally:
+                os.rmdir(directory)  # noqa: PTH106
+            if name:
+                self._paths[name] = path
+
+    @contextlib.contextmanager
+    def found(self, name: bytes) -> Iterator[int | None]:
+        """A descriptor of the file of a socket, by its name or by the path that it has got; None if there is none."""
+        with self._lock:
+            file = self._files.get(self._paths.get(name, name))
+            copy = None if file is None else os.dup(file)
+        try:
+            yield copy
+        finally:
+            if copy is not None:
+                os.close(copy)
+
+    def _forget_closed(self) -> None:
+        with open("/proc/net/unix", "rb") as file:  # noqa: PTH123
+            alive = {line.split()[-1] for line in file}
+        for path in self._files.keys() - alive:
+            os.close(self._files.pop(path))
+        self._paths = {name: path for name, path in self._paths.items() if path in self._files}
+
+
 class _Caller:
     """A thread that waits for a call, and its memory, files and directory."""
 
@@ -217,24 +330,24 @@ class _Caller:
         self._id = call
         self._thread = thread
 
-    def answer(self, perform: Callable[[], None]) -> None:
-        """Perform the call, and let the caller continue with the result."""
+    def answer(self, perform: Callable[[], int | None]) -> None:
+        """Perform the call, and let the caller continue with the result, or with the call (``_CONTINUE``)."""
         try:
-            perform()
+            flags = perform() or 0
         except OSError as error:
             self.fail(error)
         except Exception:  # noqa: BLE001 - the caller waits for an answer
             self.fail(OSError(errno.EINVAL, "invalid argument"))
         else:
-            self._respond(0)
+            self._respond(flags=flags)
 
     def fail(self, error: OSError) -> None:
         """Let the caller continue with an error."""
-        self._respond(-(error.errno or errno.EPERM))
+        self._respond(error=-(error.errno or errno.EPERM))
 
-    def _respond(self, error: int) -> None:
+    def _respond(self, *, error: int = 0, flags: int = 0) -> None:
         with contextlib.suppress(OSError):  # the caller was killed
-            fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(self._id, 0, error, 0))
+            fcntl.ioctl(self._listener, _SEND, _RESPONSE.pack(self._id, 0, error, flags))
 
     def read(self, address: int, size: int) -> bytes:
         """Copy memory of the caller, at most up to the end of its mapping.
@@ -391,9 +504,18 @@ def _set_times(path: str, times: bytes | None) -> None:
         raise OSError(ctypes.get_errno(), "utimensat")
 
 
-def _connect_to(end: socket.socket, address: bytes) -> None:
-    if _libc.connect(end.fileno(), address, len(address)) != 0:
-        raise OSError(ctypes.get_errno(), "connect")
+def _is_local(end: socket.socket) -> bool:
+    return end.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN) == socket.AF_UNIX
+
+
+def _local(path: str) -> bytes:
+    """``struct sockaddr_un``."""
+    return struct.pack("H", socket.AF_UNIX) + path.encode() + b"\0"
+
+
+def _call_with_address(function: Callable[[int, bytes, int], int], end: socket.socket, address: bytes) -> None:
+    if function(end.fileno(), address, len(address)) != 0:
+        raise OSError(ctypes.get_errno(), "connect or bind")
 
 
 def _serve(control: socket.socket) -> None:

@@ -67,6 +67,7 @@ _XATTR: Final = "changes attributes of files that the task cannot write"
 _OWNER: Final = "changes the owner or group of files that the task cannot write"
 _MODE: Final = "changes modes of files that the task cannot write"
 _TIMES: Final = "changes times of files that the task cannot write"
+_ABSTRACT: Final = "lets other accounts connect to an abstract socket, and pass files of their mount namespaces"
 _PRIORITY: Final = "slows other processes of the account"
 _NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
@@ -222,6 +223,8 @@ RULES: Final[dict[str, Rule]] = {
     "futimesat": _supervised(261, None, _TIMES),
     "utimensat": _supervised(280, 88, _TIMES),
     "connect": _supervised(42, 203, "reaches the owner's servers by the path of their sockets"),
+    "bind": _supervised(49, 200, _ABSTRACT),
+    "listen": _supervised(50, 201, _ABSTRACT),
     # -- sockets that need no connection
     "socket": Rule(
         (41, 198),
