@@ -351,6 +351,25 @@ def test_processes_elsewhere_cannot_connect_to_abstract_names_below_a_supervisor
         assert process.returncode == 0
 
 
+@needs_bubblewrap
+def test_abstract_names_of_a_sandbox_are_its_own(tmp_path: Path) -> None:
+    readable = readable_paths([], private=[], home=tmp_path, environ=os.environ)
+    prefix = bubblewrap.prefix(readable=readable, writable=[str(tmp_path)], directory=tmp_path)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [*prefix, sys.executable, "-c", SUPERVISED_SOCKETS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
+    assert done.stdout.splitlines()[0] == "done done EADDRINUSE", done.stderr
+    assert done.stdout.splitlines()[-3:] == ["[1, 2]"] * 3, done.stderr
+    command = [*prefix, sys.executable, "-c", WAITS_FOR_STRANGERS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "for strangers" in process.stdout.readline()
+        with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(ConnectionRefusedError):
+            stranger.connect("\0for strangers")
+        process.communicate("\n")
+        assert process.returncode == 0
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sets what a node lacks."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_endpoint.isolation import local_sockets, seccomp
 from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 from farcall_endpoint.isolation.trial import problem
 
@@ -39,9 +41,17 @@ def missing() -> str:
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap: the program bwrap is not installed"
-    command = [program, *_NAMESPACES, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TEMPORARY]
-    reason = problem([*command, "true"])
+    if reason := seccomp.missing():
+        return f"bubblewrap: {reason}"
+    mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TEMPORARY]
+    reason = problem([*_program(program), *_NAMESPACES, *mounts, "true"])
     return f"bubblewrap: {reason}" if reason else ""
+
+
+def _program(path: str) -> list[str]:
+    """bubblewrap as the command of a sandbox whose local sockets have a network namespace of their own."""
+    code = seccomp.program_for_local_sockets().hex()
+    return [sys.executable, "-I", "-S", local_sockets.__file__, code, path]
 
 
 def of_template(prefix: Sequence[str]) -> list[str]:
@@ -49,7 +59,7 @@ def of_template(prefix: Sequence[str]) -> list[str]:
     modules: as root, they could mount another ``/proc`` and write the settings of the kernel. Its forks cannot."""
     if os.geteuid() != 0 or not prefix:
         return list(prefix)
-    at = 1 + len(_NAMESPACES)
+    at = prefix.index(_NAMESPACES[-1]) + 1
     return [*prefix[:at], *_OF_TEMPLATES, *prefix[at:]]
 
 
@@ -76,7 +86,7 @@ def prefix(
     mounts |= {path: "--ro-bind-try" if source.startswith("/") else OF_DESCRIPTOR for path, source in sources.items()}
     in_memory = [path for path in writable if path.startswith(f"{SHARED_MEMORY}/")]
     mounts |= dict.fromkeys(set(writable).difference(in_memory), "--bind") | {TEMPORARY: "--tmpfs"}
-    command = [shutil.which("bwrap") or "bwrap", *_NAMESPACES]
+    command = [*_program(shutil.which("bwrap") or "bwrap"), *_NAMESPACES]
     if nested and os.geteuid() == 0:
         command += _NESTED
     done: dict[str, str] = {}

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from farcall_endpoint.isolation.system_calls import NEWEST, OWN, RULES, Action, Argument, Rule, architecture
+from farcall_endpoint.isolation.system_calls import (
+    LOCAL_SOCKETS,
+    NEWEST,
+    OWN,
+    RULES,
+    Action,
+    Argument,
+    Rule,
+    architecture,
+)
 
 _LOAD: Final = 0x20
 """BPF_LD | BPF_W | BPF_ABS."""
@@ -83,6 +93,19 @@ def install(*, namespaced: bool) -> int | None:
     if listener < 0:
         raise OSError(ctypes.get_errno(), "seccomp")
     return None if namespaced else listener
+
+
+@functools.cache
+def program_for_local_sockets() -> bytes:
+    """Assemble a filter that hands the creation of local sockets to a server, and executes all other calls.
+
+    :raises OSError: if this machine's architecture is not known.
+    """
+    found = architecture()
+    if found is None:
+        raise OSError(errno.ENOSYS, missing())
+    column, audit = found
+    return program([LOCAL_SOCKETS], column=column, audit=audit, process=0, newest=_ALL_BUT_X32)
 
 
 def program(rules: Iterable[Rule], *, column: int, audit: int, process: int, newest: int) -> bytes:

@@ -260,6 +260,9 @@ RULES: Final[dict[str, Rule]] = {
     "quotactl_fd": _missing(443, 443, _KERNEL),
 }
 
+LOCAL_SOCKETS: Final = Rule(RULES["socket"].numbers, _ABSTRACT, refused=((Argument(0, 1),),), action=Action.SUPERVISE)
+"""For sandboxes: ``socket(AF_UNIX, ...)``, which a server performs in another network namespace."""
+
 _ARCHITECTURES: Final = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 """Column of the numbers, and the value of ``AUDIT_ARCH``."""
 

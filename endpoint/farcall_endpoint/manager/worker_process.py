@@ -288,7 +288,8 @@ class WorkerDirectories:
         """The home and the temporary directory of a submitter other than the owner; they are made if they do not
         exist."""
         home = submitter_directory(self._working_dir.resolve(), name_of(submitter))
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (home.parent, home):  # a task may open its own home for other accounts, not what is above it
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return home, self._temporary_of(submitter)
 
     def settings(self, submitter: str) -> WorkerSettings:
