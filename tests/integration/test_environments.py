@@ -22,7 +22,7 @@ from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
-from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from farcall_endpoint.manager.processes import MeasuredTask, measure
 from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
 from tests.support.endpoint import wait_gone
@@ -222,8 +222,20 @@ def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
     inner_pid = node.run(worker, hold, memory_bytes=10**9)
     assert node.begun is not None
     assert list(node.begun.resident_bytes) == [inner_pid]
-    task = MeasuredTask(10**9, node.begun.resident_bytes, namespaced=True, worker=worker.worker_pid)
-    assert 55_000_000 < memory_of_tasks({worker.pid: task})[worker.pid] < 90_000_000
+    task = MeasuredTask(
+        root=worker.root_pid,
+        worker=worker.worker_pid,
+        namespaced=True,
+        memory_bytes=10**9,
+        held_bytes=node.begun.resident_bytes,
+        held_file_bytes=node.begun.file_bytes,
+    )
+    steps = measure(task)
+    with pytest.raises(StopIteration) as ended:
+        while True:
+            next(steps)
+    assert 55_000_000 < ended.value.value.resident_bytes < 90_000_000
+    assert ended.value.value.file_bytes < 1_000_000
 
 
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
