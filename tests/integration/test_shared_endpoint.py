@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -671,11 +672,24 @@ def run_a_process() -> str:
     return subprocess.run(["echo", "works"], check=True, capture_output=True, text=True).stdout
 
 
+def process_limit() -> tuple[int, int]:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NPROC)
+
+
 @pytest.mark.parametrize("chosen", LEVELS)
 def test_process_limit_ends_one_submitter_and_leaves_others_working(chosen: str, tmp_path: Path) -> None:
     engine = {"isolation": chosen, "limits": {"processes": 60}}
     with running_endpoint(tmp_path, workers=2, engine=engine) as endpoint:
         cloud = endpoint.cloud
+        unlimited = resource.getrlimit(resource.RLIMIT_NPROC)
+        assert cloud.end(cloud.submit(process_limit)).value == unlimited
+        soft, hard = cloud.end(cloud.submit(process_limit, submitter=VICTIM)).value
+        if chosen == "none":  # a worker for all
+            assert (soft, hard) == unlimited
+        else:
+            assert soft == hard < 10_000
         bomb = cloud.submit(start_many, 300, submitter=ATTACKER, max_attempts=1)
         for _ in range(20):
             assert cloud.end(cloud.submit(run_a_process, submitter=VICTIM)).value == "works\n"

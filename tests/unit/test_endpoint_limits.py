@@ -20,11 +20,12 @@ from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.manager.limits import breach, is_limited
-from farcall_endpoint.manager.processes import MeasuredTask, Measuring, TaskUse, measure, output_bytes
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, TaskUse, output_bytes
 from farcall_endpoint.memory_files import Mounts, held
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits, TaskOrder
 from tests.support.agent import CoreDriver
+from tests.support.endpoint.measuring import use_of
 from tests.support.ordinary_user import as_ordinary_user
 
 MIB = 2**20
@@ -79,16 +80,6 @@ def test_process_limit_is_for_other_submitters_than_the_owner() -> None:
     assert record.code == "PROCESSES_EXCEEDED"
     assert "5" in record.message
     assert "engine.limits.processes" in (record.hint or "")
-
-
-def use_of(task: MeasuredTask) -> TaskUse:
-    steps = measure(task)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as ended:
-            use: TaskUse = ended.value
-            return use
 
 
 def memory_of(task: MeasuredTask) -> int:
