@@ -1,7 +1,7 @@
 """Memory files: memory of a task that is in no process's resident memory, because no process has mapped it.
 
-Files on memory file systems take memory, also files without a name (``memfd_create``) and deleted ones that a process
-holds open. A worker with a mount namespace of its own has a ``/tmp`` in memory as well.
+Memory files (``memfd_create``) and deleted files in memory exist while a process holds them open. A worker with a mount
+namespace of its own has a ``/tmp`` in memory as well. Other files in memory have a path, and belong to no task.
 
 Nothing here looks at a file on another file system: the answer of a dead server would never come.
 """
@@ -16,7 +16,11 @@ from typing import Final, NamedTuple
 
 _BLOCK_BYTES: Final = 512
 """Unit of ``st_blocks``."""
-_WITHOUT_NAME: Final = "/memfd:"
+_MEMORY_FILE: Final = "/memfd:"
+_DELETED: Final = " (deleted)"
+"""Start and end of what the kernel shows in place of a path."""
+_MOST_CHARACTERS: Final = 2**20
+"""Of a table of mounts: a task can make 100,000 of them."""
 _IN_MEMORY: Final = "tmpfs"
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _PATH_ONLY: Final = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -54,7 +58,7 @@ class Mounts:
         """Those of a process; none if it has ended, or cannot be read."""
         try:
             with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
-                return cls(file.read())
+                return cls(file.read(_MOST_CHARACTERS).rpartition("\n")[0])
         except OSError:
             return cls("")
 
@@ -67,19 +71,26 @@ class Mounts:
         return self._kinds.get("/") == _IN_MEMORY
 
 
-def open_files(pid: int | str, mounts: Mounts) -> Iterator[tuple[str, int, int]]:
-    """The files in memory that a process holds open: the name of each in :func:`held`, its device and its bytes."""
+def open_files(pid: int | str, mounts: Mounts) -> Iterator[tuple[str, int, int] | None]:
+    """The files in memory that exist because this process, or another one, holds them open: the name of each in
+    :func:`held`, its device and its bytes. None for each other descriptor: there can be many.
+
+    A file that has a path belongs to no process.
+    """
     try:
         entries = os.scandir(f"/proc/{pid}/fd")
     except OSError:  # it has ended, or has hidden them
         return
     with entries:
         for entry in entries:
+            file = None
             with contextlib.suppress(OSError):
                 path = os.readlink(entry.path)  # noqa: PTH115
-                if path.startswith(_WITHOUT_NAME) or (path.startswith("/") and mounts.is_in_memory(path)):
+                if path.startswith(_MEMORY_FILE) or (path.endswith(_DELETED) and mounts.is_in_memory(path)):
                     found = os.stat(entry.path)  # noqa: PTH116
-                    yield f"{found.st_dev}:{found.st_ino}", found.st_dev, found.st_blocks * _BLOCK_BYTES
+                    if found.st_nlink == 0:
+                        file = f"{found.st_dev}:{found.st_ino}", found.st_dev, found.st_blocks * _BLOCK_BYTES
+            yield file
 
 
 def used_bytes(pid: int | str, mount: Mount) -> int:
@@ -103,10 +114,10 @@ def used_bytes(pid: int | str, mount: Mount) -> int:
 
 
 def held(pids: Iterable[int], mounts: Mounts) -> dict[str, int]:
-    """Bytes of the files in memory that these processes hold open, and of each memory file system of this one."""
+    """Bytes of the files in memory that these processes hold open, and of each memory file system of this process."""
     found = {str(mount.device): used_bytes("self", mount) for mount in mounts.in_memory}
     for pid in pids:
-        found.update({name: size_bytes for name, _, size_bytes in open_files(pid, mounts)})
+        found.update({file[0]: file[2] for file in open_files(pid, mounts) if file is not None})
     return found
 
 

@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,15 @@ def test_files_in_memory_count_once(program: str) -> None:
 def test_changed_copies_of_a_file_in_memory_count_besides_the_file() -> None:
     with running(MEMFD + MAPPED.format("MAP_PRIVATE")) as pid:
         assert 128 * MIB <= memory_of(limited_to(1, pid)) < (128 + BASE) * MIB
+
+
+def test_mapped_file_with_a_path_counts_as_far_as_it_is_used() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (64 * MIB))
+        file.flush()
+        program = f"memory = mmap.mmap(os.open({file.name!r}, os.O_RDWR), 64 * 2**20); memory[:8 * 2**20]"
+        with running(program) as pid:
+            assert 8 * MIB < memory_of(limited_to(1, pid)) < (8 + BASE) * MIB
 
 
 def test_files_on_disk_do_not_count() -> None:

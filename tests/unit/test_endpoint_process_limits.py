@@ -80,11 +80,11 @@ def test_program_limits_and_becomes_a_command() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "soft", "share"),
-    [(0, 100, 0), (50, resource.RLIM_INFINITY, 50), (50, 1000, 50), (50, 100, 25), (50, 2, 1)],
+    [(0, 100, 0), (5000, resource.RLIM_INFINITY, 5000), (5000, 4000, 1000), (5000, 100, 256), (50, 100, 50)],
 )
 def test_account_with_fewer_processes_divides_them(
     limit: int, soft: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_limits.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(process_limits.resource, "getrlimit", lambda _: (soft, soft))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
     assert process_limits.share(limit, workers=3) == share

@@ -16,6 +16,8 @@ import sys
 
 _COUNTS_APART = (5, 14)
 """Version of Linux."""
+_LEAST_SHARE = 256
+"""Libraries start a thread for each core."""
 _FIELDS = re.compile(rb"^(Uid|Threads):\s*(\d+)", re.MULTILINE)
 
 
@@ -50,15 +52,15 @@ def user_namespace() -> str:
 
 
 def share(limit: int, *, workers: int) -> int:
-    """A limit for each worker, or less where the account may not have as many: an equal part then, and one is left for
-    the endpoint itself.
+    """A limit for each worker, or less where the account may not have as many: an equal part then, with one for the
+    endpoint itself, but not fewer than a task may need.
 
     :param limit: 0: no limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if not limit or soft == resource.RLIM_INFINITY or os.geteuid() == 0:
         return limit
-    return max(1, min(limit, soft // (workers + 1)))
+    return min(limit, max(_LEAST_SHARE, soft // (workers + 1)))
 
 
 def _kernel() -> tuple[int, ...]:

@@ -136,9 +136,9 @@ class _Files:
             mounts = self._mounts[namespace] = Mounts.of(pid)
             if namespace != _mount_namespace("self"):
                 self._add_private(pid, mounts)
-        for number, (name, device, size_bytes) in enumerate(open_files(pid, mounts)):
-            if device not in self._private:
-                self._bytes[name] = size_bytes
+        for number, file in enumerate(open_files(pid, mounts)):
+            if file is not None and file[1] not in self._private:
+                self._bytes[file[0]] = file[2]
             if number % _FILES_IN_STEP == 0:
                 yield
 

@@ -14,7 +14,7 @@ import os
 from typing import Final
 
 from farcall_endpoint.memory_files import Mounts, held
-from farcall_endpoint.process_reaper import descendants, read_processes
+from farcall_endpoint.process_reaper import read_process, tree
 
 _KIB: Final = 1024
 _TRIM_BYTES: Final = 64 * 2**20
@@ -70,8 +70,8 @@ def _processes_below() -> dict[int, int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}  # there are none, as nearly always
-    processes = read_processes()
-    return {pid: processes[pid].resident_bytes for pid in descendants({os.getpid()}, processes)}
+    found = ((pid, read_process(pid)) for pid in tree(os.getpid()))
+    return {pid: process.resident_bytes for pid, process in found if process is not None}
 
 
 def _trim() -> None:
