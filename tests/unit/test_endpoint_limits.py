@@ -20,8 +20,8 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.manager.limits import breach, is_limited
-from farcall_endpoint.manager.processes import MeasuredTask, Measuring, TaskUse, output_bytes
+from farcall_endpoint.manager.limits import TaskUse, breach, is_limited
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, output_bytes
 from farcall_endpoint.memory_files import Mounts, held
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits, TaskOrder

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import outcomes
-from farcall_endpoint.manager.processes import TaskUse
 from farcall_endpoint.protocol import TaskOrder
+
+
+class TaskUse(NamedTuple):
+    """What a task uses: resident memory and files in memory, beyond what its worker held before; and the processes and
+    threads of the worker. If there are more of these than permitted, the rest is not measured."""
+
+    resident_bytes: int = 0
+    file_bytes: int = 0
+    processes: int = 0
 
 
 def is_limited(order: TaskOrder, *, processes: int) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from farcall_endpoint import process_reaper
+from farcall_endpoint.manager.limits import TaskUse
 from farcall_endpoint.memory_files import Mounts, open_files, used_bytes
 from farcall_endpoint.process_reaper import adopt_orphans, own_children, read_process, tree
 
@@ -63,15 +64,6 @@ class MeasuredTask:
     processes: int = 0
     held_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
     held_file_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-
-
-class TaskUse(NamedTuple):
-    """What a task uses: resident memory and files in memory, beyond what its worker held before; and the processes and
-    threads of the worker. If there are more of these than permitted, the rest is not measured."""
-
-    resident_bytes: int = 0
-    file_bytes: int = 0
-    processes: int = 0
 
 
 def measure(task: MeasuredTask) -> Generator[None, None, TaskUse]:

@@ -70,7 +70,7 @@ from farcall_endpoint.manager.events import (
 from farcall_endpoint.manager.file_copies import FileCopies
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
-from farcall_endpoint.manager.limits import breach, limited
+from farcall_endpoint.manager.limits import TaskUse, breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import (
     Leftovers,
@@ -78,7 +78,6 @@ from farcall_endpoint.manager.processes import (
     Measuring,
     Orphans,
     ReaperProcess,
-    TaskUse,
     output_bytes,
 )
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from farcall_endpoint.manager.processes import MeasuredTask, TaskUse, measure
+from farcall_endpoint.manager.limits import TaskUse
+from farcall_endpoint.manager.processes import MeasuredTask, measure
 
 
 def use_of(task: MeasuredTask) -> TaskUse:
