@@ -202,6 +202,12 @@ _output_exceeded = Outcome(
     "The task printed {} bytes, more than its limit of {}.",
     "Print less; write output to keep to a file.",
 )
+processes_exceeded = Outcome(
+    "PROCESSES_EXCEEDED",
+    Fault.USER_CODE,
+    "The task's worker had more processes and threads than the {} that this endpoint permits to other submitters.",
+    "Start fewer at a time, or ask the endpoint's owner for a higher limit (engine.limits.processes).",
+)
 _worker_died = Outcome(
     "WORKER_DIED",
     Fault.USER_CODE,

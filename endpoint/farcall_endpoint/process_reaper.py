@@ -274,6 +274,24 @@ def tree(pid: int) -> set[int]:
     return _current_descendants({pid})
 
 
+def walk(root: int) -> Iterator[tuple[int, int]]:
+    """A process and its current descendants, zombies included, each with its number of threads. It reads as it is
+    iterated over, so that a tree of thousands of processes can be read in parts."""
+    snapshot = None if _LISTS_CHILDREN else _by_parent(read_processes())
+    unread, seen = [root], {root}
+    while unread:
+        pid = unread.pop()
+        try:
+            threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+        except OSError:  # it has ended
+            continue
+        yield pid, len(threads)
+        listed = _lists_of_threads(pid, threads) if snapshot is None else [snapshot.get(pid, [])]
+        found = {child for children in listed for child in children} - seen
+        seen |= found
+        unread += found
+
+
 def _current_descendants(roots: Collection[int]) -> set[int]:
     """All current descendants of any of these, without the roots."""
     if not _LISTS_CHILDREN:
@@ -299,6 +317,10 @@ def _children_lists(pid: int) -> Iterator[list[int]]:
         threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
     except OSError:  # it has ended
         return
+    yield from _lists_of_threads(pid, threads)
+
+
+def _lists_of_threads(pid: int, threads: Iterable[str]) -> Iterator[list[int]]:
     for thread in threads:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb", 0) as file:  # noqa: PTH123
             while part := file.read(_READ_BYTES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from farcall_endpoint.environments import preparer
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.templates import ForkedProcess
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation import bubblewrap, landlock, process_limits
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
-from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks
+from farcall_endpoint.manager.processes import MeasuredTask
 from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
 from tests.support.endpoint import wait_gone
+from tests.support.endpoint.measuring import use_of
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until
 
@@ -222,8 +224,17 @@ def test_memory_is_measured_in_process_namespaces(node: Node) -> None:
     inner_pid = node.run(worker, hold, memory_bytes=10**9)
     assert node.begun is not None
     assert list(node.begun.resident_bytes) == [inner_pid]
-    task = MeasuredTask(10**9, node.begun.resident_bytes, namespaced=True, worker=worker.worker_pid)
-    assert 55_000_000 < memory_of_tasks({worker.pid: task})[worker.pid] < 90_000_000
+    task = MeasuredTask(
+        root=worker.root_pid,
+        worker=worker.worker_pid,
+        namespaced=True,
+        memory_bytes=10**9,
+        held_bytes=node.begun.resident_bytes,
+        held_file_bytes=node.begun.file_bytes,
+    )
+    use = use_of(task)
+    assert 55_000_000 < use.resident_bytes < 90_000_000
+    assert use.file_bytes < 1_000_000
 
 
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
@@ -259,6 +270,32 @@ def test_a_submitter_sees_its_own_directories_and_the_environment_only(tmp_path:
         of_owner = node.launch(environment)
         assert of_owner.container is not None, "the owner's workers are no forks of a submitter's template"
         assert node.packet(of_owner).pid
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
+def test_processes_of_other_submitters_are_limited_before_the_runner_starts(
+    tmp_path: Path, venv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an image's Python does not limit itself."""
+
+    def limit() -> list[int]:
+        import resource
+
+        return list(resource.getrlimit(resource.RLIMIT_NPROC))
+
+    # of an ordinary user; the kernel has a limit for root, but exempts it
+    command = [sys.executable, "-I", "-S", process_limits.__file__]
+    monkeypatch.setattr(process_limits, "command", lambda more: [*command, str(more)])
+    environment = Environment(type="venv", location=str(venv))
+    confinement = Confinement((str(venv.resolve()),), landlock=not landlock.missing(), bubblewrap=True)
+    own = resource.getrlimit(resource.RLIMIT_NPROC)
+    with running_node(tmp_path, confinement=confinement, processes=10_000) as node:
+        worker = node.ready(environment, submitter=SUBMITTER)
+        soft, hard = resource.prlimit(worker.pid, resource.RLIMIT_NPROC)
+        assert 10_000 < soft == hard != own[1]
+        inside = node.run(worker, limit, submitter=SUBMITTER)
+        assert 10_000 < inside[0] == inside[1] <= hard
+        assert node.run(node.ready(environment), limit) == list(own)
 
 
 def test_the_process_that_prepares_is_replaced_when_it_is_killed(node: Node) -> None:

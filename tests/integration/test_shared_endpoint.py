@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -611,6 +612,93 @@ def test_limits_hold_for_tasks_of_other_submitters(cloud: FakeCloud) -> None:
     cloud.end(cloud.submit(keep_memory, 90 * 2**20, submitter=ATTACKER))
     assert cloud.end(cloud.submit(use_memory, 60 * 2**20, **limit)).value == 60 * 2**20
     assert cloud.end(cloud.submit(use_memory, 200 * 2**20, **limit)).error["code"] == "MEMORY_EXCEEDED"
+
+
+def use_a_file(size_bytes: int, path: str, keep: bool) -> int:
+    """Write to a memory file, or to a file with a path, until this task is ended if it is large."""
+    import builtins
+    import os
+    import time
+
+    if path:
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(b"x" * size_bytes)
+    else:
+        descriptor = os.memfd_create("large")
+        for _ in range(size_bytes >> 20):
+            os.write(descriptor, b"x" * 2**20)
+        if keep:
+            builtins.kept_file = descriptor  # type: ignore[attr-defined]
+    time.sleep(60 if size_bytes > 100 * 2**20 else 0.5)
+    if path and not keep:
+        os.unlink(path)  # noqa: PTH108
+    elif not keep:
+        os.close(descriptor)
+    return size_bytes
+
+
+@pytest.mark.parametrize("path", ["", "/tmp/large"])
+def test_memory_limits_count_files_in_memory(cloud: FakeCloud, level: str, path: str) -> None:
+    if path and level != "bubblewrap":
+        pytest.skip("/tmp is the machine's")
+    limit = {"submitter": ATTACKER, "memory_bytes": 100 * 2**20, "max_attempts": 1}
+    cloud.end(cloud.submit(use_a_file, 90 * 2**20, path and f"{path}-kept", True, submitter=ATTACKER))
+    assert cloud.end(cloud.submit(use_a_file, 60 * 2**20, path, False, **limit)).value == 60 * 2**20
+    error = cloud.end(cloud.submit(use_a_file, 300 * 2**20, path, False, **limit)).error
+    assert error["code"] == "MEMORY_EXCEEDED"
+
+
+def start_many(most: int) -> int:
+    """Fork up to so many processes, each of which ends by itself; the number of those that were started."""
+    import os
+    import time
+
+    started = 0
+    while started < most:
+        try:
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            started += 1
+        except BlockingIOError:
+            time.sleep(0.01)
+    time.sleep(60)
+    return started
+
+
+def run_a_process() -> str:
+    import subprocess
+
+    return subprocess.run(["echo", "works"], check=True, capture_output=True, text=True).stdout
+
+
+def process_limit() -> tuple[int, int]:
+    import resource
+
+    return resource.getrlimit(resource.RLIMIT_NPROC)
+
+
+@pytest.mark.parametrize("chosen", LEVELS)
+def test_process_limit_ends_one_submitter_and_leaves_others_working(chosen: str, tmp_path: Path) -> None:
+    engine = {"isolation": chosen, "limits": {"processes": 60}}
+    with running_endpoint(tmp_path, workers=2, engine=engine) as endpoint:
+        cloud = endpoint.cloud
+        unlimited = resource.getrlimit(resource.RLIMIT_NPROC)
+        assert cloud.end(cloud.submit(process_limit)).value == unlimited
+        limit = cloud.end(cloud.submit(process_limit, submitter=VICTIM)).value
+        assert isinstance(limit, tuple)
+        if chosen == "none":  # a worker for all
+            assert limit == unlimited
+        else:
+            assert limit[0] == limit[1] < 10_000
+        bomb = cloud.submit(start_many, 300, submitter=ATTACKER, max_attempts=1)
+        for _ in range(20):
+            assert cloud.end(cloud.submit(run_a_process, submitter=VICTIM)).value == "works\n"
+        error = cloud.end(bomb).error
+        assert error["code"] == "PROCESSES_EXCEEDED"
+        assert "60" in error["message"]
+        assert cloud.end(cloud.submit(run_a_process, submitter=ATTACKER)).value == "works\n"
+        assert cloud.end(cloud.submit(run_a_process)).value == "works\n"
 
 
 def test_a_dead_worker_says_how_it_died(cloud: FakeCloud) -> None:

@@ -199,6 +199,7 @@ def running_node(
     *,
     variables: Mapping[str, str] | None = None,
     confinement: Confinement | None = None,
+    processes: int = 0,
 ) -> Iterator[Node]:
     """A launcher that is closed at the end, with all its workers killed."""
     given = EnvironmentSettings() if settings is None else settings
@@ -210,6 +211,7 @@ def running_node(
         settings=WorkerSettings(),
         confinement=confinement,
         private=[directory / "private"],
+        processes=processes,
     )
     launcher = FreshProcessLauncher(
         place,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +19,30 @@ from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.manager.limits import breach, is_limited
-from farcall_endpoint.manager.processes import MeasuredTask, memory_of_tasks, output_bytes
+from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.manager.limits import TaskUse, breach, is_limited
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, output_bytes
+from farcall_endpoint.memory_files import Mounts, held
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits, TaskOrder
 from tests.support.agent import CoreDriver
+from tests.support.endpoint.measuring import use_of
+from tests.support.ordinary_user import as_ordinary_user
+
+MIB = 2**20
 
 
-def order(*, memory_bytes: int | None = None, max_output_bytes: int | None = None) -> TaskOrder:
-    return TaskOrder("t", 1, "h", 0, TaskOptions(memory_bytes=memory_bytes, max_output_bytes=max_output_bytes))
+def order(*, memory_bytes: int | None = None, max_output_bytes: int | None = None, submitter: str = "") -> TaskOrder:
+    options = TaskOptions(memory_bytes=memory_bytes, max_output_bytes=max_output_bytes)
+    return TaskOrder("t", 1, "h", 0, options, submitter=submitter)
 
 
 def test_only_tasks_with_limits_are_measured() -> None:
-    assert not is_limited(order())
-    assert is_limited(order(memory_bytes=1))
-    assert is_limited(order(max_output_bytes=1))
+    assert not is_limited(order(), processes=5)
+    assert not is_limited(order(submitter="s"), processes=0)
+    assert is_limited(order(submitter="s"), processes=5)
+    assert is_limited(order(memory_bytes=1), processes=0)
+    assert is_limited(order(max_output_bytes=1), processes=0)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +50,8 @@ def test_only_tasks_with_limits_are_measured() -> None:
     [(100, 10, None), (101, 10, "MEMORY_EXCEEDED"), (100, 11, "OUTPUT_EXCEEDED"), (101, 11, "MEMORY_EXCEEDED")],
 )
 def test_limit_itself_may_be_used(memory_bytes: int, output: int, code: str | None) -> None:
-    record = breach(order(memory_bytes=100, max_output_bytes=10), memory_bytes=memory_bytes, output_bytes=output)
+    limited = order(memory_bytes=100, max_output_bytes=10)
+    record = breach(limited, TaskUse(60, memory_bytes - 60), output_bytes=output, processes=0)
     assert (record.code if record else None) == code
 
 
@@ -54,63 +69,210 @@ def test_task_limit_cannot_exceed_the_endpoint_limit(wanted: int | None) -> None
 
 
 def test_unlimited_use_is_no_breach() -> None:
-    assert breach(order(), memory_bytes=2**60, output_bytes=2**60) is None
+    use = TaskUse(2**60, 2**60, processes=10**6)
+    assert breach(order(), use, output_bytes=2**60, processes=5) is None
+    assert breach(order(submitter="s"), use, output_bytes=2**60, processes=0) is None
+
+
+def test_process_limit_is_for_other_submitters_than_the_owner() -> None:
+    assert breach(order(submitter="s"), TaskUse(processes=5), output_bytes=0, processes=5) is None
+    record = breach(order(submitter="s"), TaskUse(processes=6), output_bytes=0, processes=5)
+    assert record is not None
+    assert record.code == "PROCESSES_EXCEEDED"
+    assert "5" in record.message
+    assert "engine.limits.processes" in (record.hint or "")
+
+
+def memory_of(task: MeasuredTask) -> int:
+    use = use_of(task)
+    return use.resident_bytes + use.file_bytes
+
+
+@contextlib.contextmanager
+def running(program: str) -> Iterator[int]:
+    """The process of a Python program that has run, and waits."""
+    program = f"import fcntl, mmap, os, sys, tempfile, threading\n{program}\nprint(flush=True)\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"\n"
+        yield child.pid
+        child.communicate()
+
+
+def limited_to(mebibytes: int, pid: int, *, held_bytes: int = 0, files: dict[str, int] | None = None) -> MeasuredTask:
+    return MeasuredTask(
+        root=pid, memory_bytes=mebibytes * MIB, held_bytes={pid: held_bytes}, held_file_bytes=files or {}
+    )
 
 
 def test_memory_counts_descendants_to_each_of_their_ancestors() -> None:
-    program = "import sys; data = bytearray(64 * 2**20); print('x', flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stdout.read(1) == b"x"
-        nothing_held = MeasuredTask(2**60, {})
-        memory = memory_of_tasks(dict.fromkeys([os.getpid(), child.pid, 2**22 + 1], nothing_held))
-        child.communicate()
-    assert memory[child.pid] > 64 * 2**20
-    assert memory[os.getpid()] > memory[child.pid]
-    assert memory[2**22 + 1] == 0
+    with running("data = bytearray(64 * 2**20)") as pid:
+        assert 64 * MIB < memory_of(limited_to(2**40, pid)) < memory_of(limited_to(2**40, os.getpid()))
+    assert use_of(limited_to(2**40, 2**22 + 1)) == TaskUse()
 
 
-FORKING = """
-import os, sys
-data = bytearray(b"x") * (64 * 2**20)
-for _ in range(3 if len(sys.argv) > 1 else 0):
+HOLDING = "data = bytearray(b'x') * (64 * 2**20)\n"
+FORK = """
+for _ in range(3):
     if os.fork() == 0:
-        break
-else:
-    print("x", flush=True)
-sys.stdin.read()
+        sys.stdin.read()
+        os._exit(0)
 """
 
 
-def measured(task: MeasuredTask, *arguments: str) -> int:
-    """What a program of 64 MB is found to use, with three forked children if it has an argument."""
-    command = [sys.executable, "-c", FORKING, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-        assert program.stdout is not None
-        assert program.stdout.read(1) == b"x"
-        if task.held_bytes:
-            task.held_bytes[program.pid] = task.held_bytes.pop(0)
-        used = memory_of_tasks({program.pid: task})[program.pid]
-        program.communicate()
-    return used
-
-
 def test_pages_that_forked_processes_share_count_once() -> None:
-    assert 60 * 2**20 < measured(MeasuredTask(100 * 2**20, {}), "fork") < 100 * 2**20
+    with running(HOLDING + FORK) as pid:
+        assert 60 * MIB < memory_of(limited_to(100, pid)) < 100 * MIB
 
 
 def test_memory_held_before_the_task_does_not_count() -> None:
-    assert measured(MeasuredTask(2**20, {0: 60 * 2**20})) < 30 * 2**20
-    assert measured(MeasuredTask(2**20, {0: 60 * 2**20}), "fork") < 40 * 2**20
+    for program, most in ((HOLDING, 30), (HOLDING + FORK, 40)):
+        with running(program) as pid:
+            assert memory_of(limited_to(1, pid, held_bytes=60 * MIB)) < most * MIB
 
 
 def test_memory_freed_and_allocated_again_counts() -> None:
-    held = MeasuredTask(2**20, {0: 2**40})
-    assert measured(held) == 0
-    [lowered] = held.held_bytes.values()
-    assert 64 * 2**20 < lowered < 2**30
+    with running(HOLDING) as pid:
+        task = limited_to(1, pid, held_bytes=2**40)
+        assert memory_of(task) == 0
+    assert 64 * MIB < task.held_bytes[pid] < 2**30
+
+
+BASE = 30
+"""Mebibytes that Python takes itself, at most."""
+MEMFD = "file = os.memfd_create('x'); os.truncate(file, 2**30); os.pwrite(file, b'x' * (64 * 2**20), 0)\n"
+MAPPED = "memory = mmap.mmap(file, 64 * 2**20, flags=mmap.{}); memory[:] = b'y' * len(memory)\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(MEMFD, id="memory file"),
+        pytest.param(MEMFD + FORK, id="inherited"),
+        pytest.param(MEMFD + "os.dup(file)", id="open twice"),
+        pytest.param(MEMFD + MAPPED.format("MAP_SHARED"), id="mapped"),
+        pytest.param(MEMFD + MAPPED.format("MAP_SHARED") + FORK, id="mapped and inherited"),
+        pytest.param(MEMFD + MAPPED.format("MAP_SHARED") + "os.close(file)", id="mapped and closed"),
+        pytest.param("memory = mmap.mmap(-1, 64 * 2**20); memory[:] = b'y' * len(memory)\n" + FORK, id="shared"),
+        pytest.param(
+            "file = tempfile.TemporaryFile(dir='/dev/shm'); file.write(b'x' * (64 * 2**20)); file.flush()", id="deleted"
+        ),
+    ],
+)
+def test_files_in_memory_count_once(program: str) -> None:
+    with running(program) as pid:
+        assert 64 * MIB <= memory_of(limited_to(1, pid)) < (64 + BASE) * MIB
+        assert memory_of(limited_to(2**40, pid)) >= 64 * MIB
+
+
+def test_changed_copies_of_a_file_in_memory_count_besides_the_file() -> None:
+    with running(MEMFD + MAPPED.format("MAP_PRIVATE")) as pid:
+        assert 128 * MIB <= memory_of(limited_to(1, pid)) < (128 + BASE) * MIB
+
+
+def test_mapped_file_with_a_path_counts_as_far_as_it_is_used() -> None:
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(b"x" * (64 * MIB))
+        file.flush()
+        program = f"memory = mmap.mmap(os.open({file.name!r}, os.O_RDWR), 64 * 2**20); memory[:8 * 2**20]"
+        with running(program) as pid:
+            assert 8 * MIB < memory_of(limited_to(1, pid)) < (8 + BASE) * MIB
+
+
+def test_files_on_disk_do_not_count() -> None:
+    with running("file = tempfile.TemporaryFile(dir='/var/tmp'); file.write(b'x' * (64 * 2**20)); file.flush()") as pid:
+        assert memory_of(limited_to(1, pid)) < BASE * MIB
+
+
+def test_files_in_memory_that_were_held_before_the_task_do_not_count() -> None:
+    with running(MEMFD) as pid:
+        files = held([pid], Mounts.of(pid))
+        assert memory_of(limited_to(1, pid, files=files)) < BASE * MIB
+        assert memory_of(limited_to(1, pid, files=dict.fromkeys(files, 0))) > 64 * MIB
+    with running("") as pid:
+        task = limited_to(1, pid, files=files)
+        use_of(task)
+    assert not any(task.held_file_bytes.values()), "what was freed counts again"
+
+
+def test_threads_count_as_processes_and_end_the_measurement_early() -> None:
+    with running(
+        "for _ in range(20): threading.Thread(target=threading.Event().wait, daemon=True).start()\n" + FORK
+    ) as pid:
+        assert use_of(MeasuredTask(root=pid, processes=24)) == TaskUse(processes=24)
+        assert use_of(MeasuredTask(root=pid, processes=20, memory_bytes=1)) == TaskUse(processes=21)
+
+
+def test_files_in_memory_decide_at_the_second_measurement() -> None:
+    """A worker holds a large result in such a file until it is sent."""
+    for program, before in ((HOLDING, True), (MEMFD, False)):
+        with running(program) as pid:
+            measuring = Measuring(clock=itertools.count().__next__)
+            found = [1 in measuring.turn({1: ("an attempt", lambda: limited_to(60, pid))}) for _ in range(200)]
+            first = found.index(True)
+            assert found.index(True, first + 1) - first == (first + 1 if before else (first + 1) // 2)
+
+
+BUBBLEWRAP = """
+import subprocess, sys
+from farcall_endpoint.isolation.bubblewrap import prefix
+from farcall_endpoint.manager.processes import MeasuredTask, measure
+
+program = "open('/tmp/x', 'wb').write(b'x' * (64 * 2**20)); open('/dev/shm/y', 'wb').write(b'x' * (8 * 2**20)); " \
+    "print(flush=True); import sys; sys.stdin.read()"
+readable = ["/usr", "/bin", "/lib", "/lib64", "/etc"]
+from pathlib import Path
+command = [*prefix(readable=readable, writable=[], directory=Path("/")), "/usr/bin/python3", "-c", program]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    child.stdout.readline()
+    steps = measure(MeasuredTask(root=child.pid, namespaced=True, memory_bytes=1))
+    try:
+        while True:
+            next(steps)
+    except StopIteration as ended:
+        print(ended.value.file_bytes)
+    child.communicate()
+"""
+
+
+@pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
+def test_private_directories_in_memory_count_for_an_ordinary_user() -> None:
+    command = as_ordinary_user([sys.executable, "-c", BUBBLEWRAP], reachable=[Path(__file__).parents[2]])
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert 72 * MIB <= int(found.stdout) < 80 * MIB, found.stderr
+
+
+IDLE = 1000
+
+
+def test_measuring_many_processes_takes_longer_and_not_more_of_the_time() -> None:
+    """Time passes only while tasks are measured, and in one leap to the next turn: no other load is counted."""
+
+    def periods(processes: int) -> tuple[float, float]:
+        """Seconds from one measurement to the next, and the share of the time that measuring takes."""
+        skipped_s = busy_s = 0.0
+
+        def clock() -> float:
+            return time.thread_time() + skipped_s
+
+        ready = f"for _ in range({processes}):\n    if os.fork() == 0:\n        sys.stdin.read(); os._exit(0)\n"
+        with running(ready) as pid:
+            measuring = Measuring(clock=clock)
+            tasks = {1: ("an attempt", lambda: MeasuredTask(root=pid, memory_bytes=1))}
+            began_s, ended_at = clock(), list[float]()
+            while len(ended_at) < 3:
+                before_s = clock()
+                found = measuring.turn(tasks)
+                busy_s += clock() - before_s
+                if found:
+                    assert found[1].resident_bytes > MIB
+                    ended_at.append(clock())
+                skipped_s += max(0.0, measuring.due_at - clock())
+            return ended_at[2] - ended_at[1], busy_s / (clock() - began_s)
+
+    few, many = periods(2), periods(IDLE)
+    assert few[0] < many[0] / 5
+    assert max(few[1], many[1]) < 1 / 18
 
 
 def test_output_limit_applies_to_the_larger_stream(tmp_path: Path) -> None:

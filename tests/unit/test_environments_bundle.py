@@ -43,6 +43,7 @@ import farcall_endpoint.worker.helper_processes
 import farcall_endpoint.worker.nested
 import farcall_endpoint.worker.node_memory
 import farcall_common.objects
+import farcall_endpoint.isolation.process_limits
 import farcall_endpoint.worker.places
 import farcall_common.progress
 new = sorted(set(sys.modules) - before)

@@ -434,6 +434,7 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
     if config.engine.allowed_serializers is not None:
         options += ["--allowed-serializers", *sorted(parse_allowed(config.engine.allowed_serializers))]
     options += ["--isolation", config.engine.isolation, "--private", str(directory.path), str(directory.path.parent)]
+    options += ["--max-processes", str(config.engine.limits.processes)]
     if config.engine.readable_paths:
         options += ["--readable", *config.engine.readable_paths]
     if config.engine.pass_environment:

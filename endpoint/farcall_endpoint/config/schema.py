@@ -43,6 +43,15 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
         Gigabytes | None, msgspec.Meta(description="Maximum memory of a task with all its processes, in GB.")
     ] = None
     output: Annotated[int, msgspec.Meta(ge=4096, le=2**40, description="Maximum output of a task in bytes.")] = 2**30
+    processes: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            le=4_194_304,
+            description="Maximum number of processes and threads of a worker, for tasks of other submitters than the "
+            "owner; 0: no limit.",
+        ),
+    ] = 4096
 
     def __post_init__(self) -> None:
         if self.walltime_s == 0:

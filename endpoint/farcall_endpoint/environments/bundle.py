@@ -55,6 +55,8 @@ MODULES: Final = (
     *("farcall_endpoint.isolation.landlock", "farcall_endpoint.isolation.process"),
     *("farcall_endpoint.isolation.seccomp", "farcall_endpoint.isolation.system_calls"),
     "farcall_endpoint.isolation.paths",
+    "farcall_endpoint.isolation.process_limits",
+    "farcall_endpoint.memory_files",
     *("farcall_endpoint.outcomes", "farcall_endpoint.output"),
     *("farcall_endpoint.process_reaper", "farcall_endpoint.removal", "farcall_endpoint.shared_memory"),
     "farcall_endpoint.worker",

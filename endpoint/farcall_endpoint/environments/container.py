@@ -45,6 +45,7 @@ class ContainerStart:
         :class:`~farcall_endpoint.environments.access.NotLocated`; None: there is nothing to check.
     :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
         the image, and what ``locate`` has found.
+    :param before: what to write before the whole command.
     """
 
     boot: Boot
@@ -59,6 +60,7 @@ class ContainerStart:
     private_root: bool = False
     locate: Callable[[], Place | None] | None = None
     confine: Callable[[Sequence[str], str, Place | None], Sequence[str]] | None = None
+    before: Sequence[str] = ()
 
 
 class Container:

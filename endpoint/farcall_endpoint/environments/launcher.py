@@ -324,7 +324,7 @@ class EnvironmentLauncher:
                 command = [*wanted.confine((prepared.bundle, str(directory)), prepared.image, place), *command]
             if stop is not None:
                 self._preparer.order(preparation.Started(name, tuple(stop)))
-            spawn = functools.partial(_spawn, command, output=log.writer, variables=wanted.variables)
+            spawn = functools.partial(_spawn, [*wanted.before, *command], output=log.writer, variables=wanted.variables)
             process = start_apart(spawn) if wanted.private_root else spawn()
         except BaseException as error:
             if listener is not None:

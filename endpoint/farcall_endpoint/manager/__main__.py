@@ -29,7 +29,7 @@ from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import technologies
 from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of
+from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, process_limits
 from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
 from farcall_endpoint.isolation.process import make_private
 from farcall_endpoint.logs import manager_log_file, set_up_logging
@@ -117,6 +117,9 @@ def main() -> None:
     parser.add_argument("--readable", nargs="+", default=(), help="directories that confined tasks may read")
     parser.add_argument("--private", nargs="+", type=Path, default=(), help="directories that they never may")
     parser.add_argument(
+        "--max-processes", type=int, default=0, help="of a worker, for tasks of submitters other than the owner; 0: any"
+    )
+    parser.add_argument(
         "--pass-environment", nargs="+", default=(), help="variables for tasks of submitters other than the owner"
     )
     parser.add_argument("--environments", help="EnvironmentSettings in JSON")
@@ -169,6 +172,7 @@ def main() -> None:
         environments = msgspec.json.decode(options.environments, type=EnvironmentSettings)
     if environments.memory_bytes is None:
         environments = msgspec.structs.replace(environments, memory_bytes=node.memory_bytes // 2)
+    processes = process_limits.share(options.max_processes, workers=len(slots))
     qos = QosSettings() if options.qos is None else msgspec.json.decode(options.qos, type=QosSettings)
     files = _file_copies(options, agent_host)
     node_memory = _node_memory() if options.node_memory else None
@@ -225,6 +229,7 @@ def main() -> None:
                 else None,
                 private=options.private,
                 memory=memory,
+                processes=processes,
                 copies=None if files is None else files.directory_of,
             ),
             environments=environments,
@@ -234,6 +239,7 @@ def main() -> None:
         agent_pid=options.agent_pid,
         agent_silence_limit_s=options.heartbeat_threshold,
         memory_per_worker_bytes=sharing.memory_per_worker_bytes,
+        processes=processes,
         shares=CpuShares(Cgroups(writable_hierarchies()), processors=node.whole_cpus, actuator=qos.actuator),
         files=files,
         blocks=BlockServer(memory, host=(lambda: address_towards(agent_host)) if node_memory is not None else None),

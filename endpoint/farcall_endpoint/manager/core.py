@@ -294,14 +294,17 @@ class ManagerCore:
         """Stopped, and all workers have ended."""
         return self._stop_at is not None and not self._workers
 
-    def limited(self) -> list[tuple[int, TaskOrder, Begun | None]]:
-        """The running tasks that must be measured, by worker."""
+    def limited(self, *, processes: int = 0) -> list[tuple[int, TaskOrder, Begun | None]]:
+        """The running tasks that must be measured, by worker.
+
+        :param processes: as of :func:`~farcall_endpoint.manager.limits.is_limited`.
+        """
         heads = [
             (worker.worker_id, worker.jobs[0].order, worker.begun)
             for worker in self._workers.values()
             if worker.jobs and not worker.killed
         ]
-        return [head for head in heads if is_limited(head[1])]
+        return [head for head in heads if is_limited(head[1], processes=processes)]
 
     def busy_since(self, worker_id: int) -> float:
         """When the task that a worker runs began, in monotonic seconds; infinite if it runs none."""

@@ -24,7 +24,7 @@ from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import without_forks
 from farcall_endpoint.environments.template_pool import TemplateChange
 from farcall_endpoint.environments.templates import ForkedProcess, template_key
-from farcall_endpoint.isolation import Isolation, bubblewrap
+from farcall_endpoint.isolation import Isolation, bubblewrap, process_limits
 from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
@@ -258,6 +258,10 @@ class EnvironmentWorkers:
             forks = False
             self._log_once(reason)
         settings = msgspec.structs.replace(settings, reports_imports=forks)
+        before: list[str] = []
+        if submitter:  # an image's Python is not trusted to limit itself
+            before = process_limits.command(place.processes * len(place.slots))
+            settings = place.with_process_limit(settings, from_outside=True, forks=forks)
         ends = self.ends.take()
         channel, worker_end, claims, output = ends
         try:
@@ -281,6 +285,7 @@ class EnvironmentWorkers:
                     private_root=bool(submitter),
                     locate=locate,
                     confine=confine,
+                    before=before,
                 ),
             )
         except BaseException:

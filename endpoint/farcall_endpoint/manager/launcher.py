@@ -270,6 +270,7 @@ class FreshProcessLauncher:
         working_dir = self._directories.working()
         own = {"HOME": str(home), "TMPDIR": str(temporary)}
         environment = for_submitter(place.environment, passed=place.passed) | own
+        settings = place.with_process_limit(settings, from_outside=False, forks=self._one_shot)
         confinement = place.confinement
         if confinement is None:
             return environment, settings, []

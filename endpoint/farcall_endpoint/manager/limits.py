@@ -1,6 +1,8 @@
-"""Limits of the tasks that a manager runs: memory and output."""
+"""Limits of the tasks that a manager runs: memory, output and processes."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,9 +12,26 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
 
-def is_limited(order: TaskOrder) -> bool:
-    """Whether a task must be measured while it runs."""
-    return order.options.memory_bytes is not None or order.options.max_output_bytes is not None
+class TaskUse(NamedTuple):
+    """What a task uses: resident memory and files in memory, beyond what its worker held before; and the processes and
+    threads of the worker. If there are more of these than permitted, the rest is not measured."""
+
+    resident_bytes: int = 0
+    file_bytes: int = 0
+    processes: int = 0
+
+
+def is_limited(order: TaskOrder, *, processes: int) -> bool:
+    """Whether a task must be measured while it runs.
+
+    :param processes: limit for tasks of other submitters than the owner; 0: there is none.
+    """
+    options = order.options
+    return (
+        options.memory_bytes is not None
+        or options.max_output_bytes is not None
+        or (processes > 0 and bool(order.submitter))
+    )
 
 
 def limited_options(options: TaskOptions, memory_bytes: int | None) -> TaskOptions:
@@ -28,10 +47,15 @@ def limited(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     return order if options is order.options else msgspec.structs.replace(order, options=options)
 
 
-def breach(order: TaskOrder, *, memory_bytes: int, output_bytes: int) -> ErrorRecord | None:
-    """The error of a task that exceeds a limit, or None."""
+def breach(order: TaskOrder, use: TaskUse, *, output_bytes: int, processes: int) -> ErrorRecord | None:
+    """The error of a task that exceeds a limit, or None.
+
+    :param processes: as of :func:`is_limited`.
+    """
+    if processes and order.submitter and use.processes > processes:
+        return outcomes.processes_exceeded(processes)
     return outcomes.limit_exceeded(
-        memory_bytes=memory_bytes,
+        memory_bytes=use.resident_bytes + use.file_bytes,
         memory_limit_bytes=order.options.memory_bytes,
         output_bytes=output_bytes,
         output_limit_bytes=order.options.max_output_bytes,

@@ -7,23 +7,19 @@ import dataclasses
 import logging
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from farcall_endpoint import process_reaper
-from farcall_endpoint.process_reaper import (
-    adopt_orphans,
-    ancestry,
-    own_children,
-    read_process,
-    read_processes,
-    tree,
-)
+from farcall_endpoint.manager.limits import TaskUse
+from farcall_endpoint.memory_files import Mounts, open_files, used_bytes
+from farcall_endpoint.process_reaper import adopt_orphans, own_children, read_process, tree
 
 _logger = logging.getLogger(__name__)
 
@@ -35,49 +31,227 @@ _START_S: Final = 2 / _TICKS_PER_S
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
+_MEASURE_PERIOD_S: Final = 0.1
+"""Shortest time between two measurements of a task."""
+_SLICE_S: Final = 0.005
+"""Longest time to measure before other events have their turn."""
+_PAUSE_FACTOR: Final = 20
+"""The pause after a turn of measuring, as a multiple of the time that the turn took."""
+_FILES_IN_STEP: Final = 100
+_LINES_IN_STEP: Final = 1000
+_FIELDS: Final = re.compile(rb"^(PPid|NSpid|VmRSS):\s*(.*)$", re.MULTILINE)
+_MAPPING: Final = re.compile(rb"[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) ([0-9]+)")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredTask:
-    """A running task with a memory limit. ``held_bytes``: the memory of its worker's process tree when it began,
-    by process id; it is lowered as they shrink, so that memory which is freed and allocated again counts.
-    ``namespaced``: these ids are those of the worker's process namespace. ``worker``: the worker's process, if it is
-    known and is another one than the manager's child; its namespace may be any number of levels below then."""
+    """A running task with a limit on its memory, its processes, or both.
 
-    limit_bytes: int
-    held_bytes: dict[int, int]
-    namespaced: bool = False
+    :param root: the process below which all others of its worker are.
+    :param worker: the worker's process, if that is another one and is known. Its process namespace may be any number of
+        levels below this process's.
+    :param namespaced: whether the worker is in the namespace one level below, if its process is not known.
+    :param memory_bytes, processes: the limits; None and 0: there is none.
+    :param held_bytes: the memory of the worker's process tree when the task began, by process id in the worker's
+        namespace. It is lowered as they shrink, so that memory which is freed and allocated again counts.
+    :param held_file_bytes: the same of files in memory, by name (:func:`~farcall_endpoint.memory_files.held`).
+    """
+
+    root: int
     worker: int | None = None
+    namespaced: bool = False
+    memory_bytes: int | None = None
+    processes: int = 0
+    held_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
+    held_file_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
-def memory_of_tasks(tasks: Mapping[int, MeasuredTask]) -> dict[int, int]:
-    """The bytes that tasks use, by the pid of their workers: resident memory of the worker and its descendants, beyond
-    ``held_bytes``.
+def measure(task: MeasuredTask) -> Generator[None, None, TaskUse]:
+    """Measure a task, one process in each step.
 
     Forked processes share their memory until they write to it, so a sum of resident memory may count a page many times.
-    Only where that sum is above the limit, proportional sizes (``Pss``) are read, which takes the kernel longer.
+    Files that are mapped are in the resident memory as well. Only where the sum is above the limit, the kernel's
+    proportional sizes (``Pss``) are read, which takes it longer.
     """
-    processes = read_processes()
-    roots = {task.worker or child: child for child, task in tasks.items()}
-    trees: dict[int, list[int]] = {child: [] for child in tasks}
-    for pid in processes:
-        for ancestor in ancestry(pid, processes):
-            if ancestor in roots:
-                trees[roots[ancestor]].append(pid)
-    used: dict[int, int] = {}
-    for worker, task in tasks.items():
-        namespaced = task.namespaced and task.worker is None
-        names = _names_of(task.worker or worker, trees[worker], namespaced=namespaced)
-        resident = {pid: processes[pid].resident_bytes for pid in names}
-        for pid, size_bytes in resident.items():
-            if size_bytes < task.held_bytes.get(names[pid], 0):
-                task.held_bytes[names[pid]] = size_bytes
-        held_bytes = sum(task.held_bytes.get(name, 0) for name in names.values())
-        used[worker] = sum(resident.values()) - held_bytes
-        if used[worker] > task.limit_bytes:
-            pss_bytes = sum(_proportional_bytes(pid, default=size_bytes) for pid, size_bytes in resident.items())
-            used[worker] = min(used[worker], max(0, pss_bytes - held_bytes))
-    return used
+    count = 0
+    names = _Names(task)
+    files = _Files(task)
+    found: dict[int, tuple[int, int]] = {}  # name and resident bytes, by process
+    for pid, threads in process_reaper.walk(task.root):
+        count += threads
+        if task.processes and count > task.processes:
+            return TaskUse(processes=count)
+        if task.memory_bytes is not None:
+            status = _status(pid)
+            name = names.of(pid, status)
+            if name is not None:
+                found[pid] = name, status.resident_bytes
+                yield from files.add(pid)
+        yield
+    if task.memory_bytes is None:
+        return TaskUse(processes=count)
+    for name, size_bytes in found.values():
+        if size_bytes < task.held_bytes.get(name, 0):
+            task.held_bytes[name] = size_bytes
+    held_bytes = sum(task.held_bytes.get(name, 0) for name, _ in found.values())
+    resident_bytes = sum(size_bytes for _, size_bytes in found.values()) - held_bytes
+    file_bytes = files.grown_bytes()
+    if resident_bytes + file_bytes > task.memory_bytes:
+        pss_bytes = 0
+        for pid, (_, size_bytes) in found.items():
+            pss_bytes += _proportional_bytes(pid, default=size_bytes)
+            yield
+        resident_bytes = min(resident_bytes, max(0, pss_bytes - held_bytes))
+        if file_bytes and resident_bytes + file_bytes > task.memory_bytes:
+            mapped: dict[str, int] = {}
+            for pid in found:
+                yield from _add_mapped(pid, mapped)
+            file_bytes = files.grown_bytes(mapped)
+    return TaskUse(resident_bytes, file_bytes, count)
+
+
+class _Files:
+    """Files in memory that the processes of a task hold open, or that are in mounts of its worker alone."""
+
+    def __init__(self, task: MeasuredTask) -> None:
+        self._task = task
+        self._mounts: dict[str, Mounts] = {}  # by mount namespace
+        self._shared: set[int] | None = None
+        self._private: set[int] = set()  # devices that only the worker has
+        self._bytes: dict[str, int] = {}
+
+    def add(self, pid: int) -> Iterator[None]:
+        """Measure those of a process, some in each step."""
+        namespace = _mount_namespace(pid)
+        mounts = self._mounts.get(namespace)
+        if mounts is None:
+            mounts = self._mounts[namespace] = Mounts.of(pid)
+            if namespace != _mount_namespace("self"):
+                self._add_private(pid, mounts)
+        for number, file in enumerate(open_files(pid, mounts)):
+            if file is not None and file[1] not in self._private:
+                self._bytes[file[0]] = file[2]
+            if number % _FILES_IN_STEP == 0:
+                yield
+
+    def grown_bytes(self, mapped: Mapping[str, int] | None = None) -> int:
+        """Their bytes beyond what was held when the task began.
+
+        :param mapped: bytes of files that are in the resident memory, too.
+        """
+        held = self._task.held_file_bytes
+        for name in held:
+            held[name] = min(held[name], self._bytes.get(name, 0))
+        grown = {name: size_bytes - held.get(name, 0) for name, size_bytes in self._bytes.items()}
+        twice = sum(min(size_bytes, mapped.get(name, 0)) for name, size_bytes in grown.items()) if mapped else 0
+        return sum(grown.values()) - twice
+
+    def _add_private(self, pid: int, mounts: Mounts) -> None:
+        if self._shared is None:  # with this process, or with other forks of the worker's template
+            outer = *Mounts.of("self").in_memory, *Mounts.of(_status(self._task.root).parent).in_memory
+            self._shared = {mount.device for mount in outer}
+        for mount in mounts.in_memory:
+            if mount.device not in self._shared:
+                self._private.add(mount.device)
+                self._bytes[str(mount.device)] = used_bytes(pid, mount)
+
+
+def _mount_namespace(pid: int | str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def _add_mapped(pid: int, mapped: dict[str, int]) -> Iterator[None]:
+    """Add the proportional sizes of the files that a process has mapped, by their names and by their devices, in steps.
+    Changed pages of a private mapping are copies, and not the file's."""
+    names: tuple[str, ...] = ()
+    pss_kib = 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps", "rb") as file:  # noqa: PTH123
+        for number, line in enumerate(file):
+            if line.startswith(b"Pss:"):
+                pss_kib = int(line.split()[1])
+            elif line.startswith(b"Anonymous:"):
+                for name in names:
+                    mapped[name] = mapped.get(name, 0) + max(0, pss_kib - int(line.split()[1])) * 1024
+            elif (mapping := _MAPPING.match(line)) is not None:
+                major, minor, inode = mapping.groups()
+                device = os.makedev(int(major, 16), int(minor, 16))
+                names = () if inode == b"0" else (str(device), f"{device}:{int(inode)}")
+            if number % _LINES_IN_STEP == 0:
+                yield
+
+
+class Measuring:
+    """Measures running tasks again and again, in turns that take a twentieth of the loop's time at most: with thousands
+    of processes a measurement takes many turns."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._gauges: dict[int, _Gauge] = {}
+        #: When to call :meth:`turn`, in seconds of the clock.
+        self.due_at = 0.0
+
+    def turn(self, tasks: Mapping[int, tuple[object, Callable[[], MeasuredTask]]]) -> dict[int, TaskUse]:
+        """Measure for a moment; what those tasks use that exceed a limit.
+
+        :param tasks: what is different for each attempt, and the task, by worker.
+        """
+        began_at = self._clock()
+        before, self._gauges = self._gauges, {}
+        for worker_id, (attempt, task) in tasks.items():
+            gauge = before.get(worker_id)
+            self._gauges[worker_id] = (
+                gauge if gauge is not None and gauge.attempt == attempt else _Gauge(attempt, task())
+            )
+        due = {number: gauge for number, gauge in self._gauges.items() if gauge.due_at <= began_at}
+        found: dict[int, TaskUse] = {}
+        for worker_id, gauge in due.items():
+            use = gauge.advance(self._clock, slice_s=_SLICE_S / len(due), period_s=_MEASURE_PERIOD_S)
+            if use is not None:
+                found[worker_id] = use
+        now = self._clock()
+        next_at = min((gauge.due_at for gauge in self._gauges.values()), default=now + _MEASURE_PERIOD_S)
+        self.due_at = max(next_at, now + _PAUSE_FACTOR * (now - began_at))
+        return found
+
+
+class _Gauge:
+    """Measures one attempt."""
+
+    def __init__(self, attempt: object, task: MeasuredTask) -> None:
+        self.attempt = attempt
+        self.due_at = 0.0
+        self._task = task
+        self._steps: Generator[None, None, TaskUse] | None = None
+        self._excess = False
+
+    def advance(self, clock: Callable[[], float], *, slice_s: float, period_s: float) -> TaskUse | None:
+        deadline = clock() + slice_s
+        if self._steps is None:
+            self._steps = measure(self._task)
+        try:
+            next(self._steps)
+            while clock() < deadline:
+                next(self._steps)
+        except StopIteration as ended:
+            self._steps, self.due_at = None, clock() + period_s
+            use: TaskUse = ended.value
+            return use if self._exceeds(use) else None
+        return None
+
+    def _exceeds(self, use: TaskUse) -> bool:
+        """Where files in memory make the difference, the second measurement decides: a worker holds a result in such a
+        file until it is sent."""
+        task = self._task
+        if task.processes and use.processes > task.processes:
+            return True
+        if task.memory_bytes is None or use.resident_bytes + use.file_bytes <= task.memory_bytes:
+            self._excess = False
+            return False
+        before, self._excess = self._excess, True
+        return before or use.resident_bytes > task.memory_bytes
 
 
 def output_bytes(descriptors: Iterable[int]) -> int:
@@ -100,29 +274,46 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), default)
 
 
-def _names_of(worker: int, pids: Collection[int], *, namespaced: bool) -> dict[int, int]:
+class _Status(NamedTuple):
+    """Of ``/proc/PID/status``: the parent, the ids in this process namespace and those below, none if it has ended."""
+
+    parent: int = 0
+    ids: tuple[int, ...] = ()
+    resident_bytes: int = 0
+
+
+def _status(pid: int) -> _Status:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+            text = file.read()
+    except OSError:
+        return _Status()
+    fields = dict(_FIELDS.findall(text))
+    return _Status(
+        int(fields.get(b"PPid", b"0")),
+        tuple(map(int, fields.get(b"NSpid", b"").split())),
+        int(fields.get(b"VmRSS", b"0").split()[0]) * 1024,
+    )
+
+
+class _Names:
     """The ids that the processes of a worker have for itself: a fork of a template, which may be in a namespace below
     this process's and below the template's, or a worker below a bubblewrap."""
-    here, depth = len(_ids_of(os.getpid())), len(_ids_of(worker))
-    if depth > here:
-        return {pid: ids[depth - 1] for pid in pids if len(ids := _ids_of(pid)) >= depth}
-    return _names_in_namespace(pids, here) if namespaced else {pid: pid for pid in pids}
 
+    def __init__(self, task: MeasuredTask) -> None:
+        self._worker = task.root if task.worker is None else task.worker
+        self._root = task.root
+        self._here, self._depth = len(_status(os.getpid()).ids), len(_status(self._worker).ids)
+        self._namespaced = task.namespaced and task.worker is None and self._depth == self._here
 
-def _names_in_namespace(pids: Iterable[int], depth: int) -> dict[int, int]:
-    """The ids that processes have in the process namespace one below this process's; without bubblewrap's own, which
-    are outside of it and the first in it."""
-    found = {pid: ids[depth] for pid in pids if len(ids := _ids_of(pid)) > depth}
-    return {pid: name for pid, name in found.items() if name != 1}
-
-
-def _ids_of(pid: int) -> list[int]:
-    """The ids of a process in this namespace and those below it; none if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return next((list(map(int, line.split()[1:])) for line in text.splitlines() if line.startswith("NSpid:")), [])
+    def of(self, pid: int, status: _Status) -> int | None:
+        """The id of a process; None if it is above the worker: a supervisor, or processes of bubblewrap."""
+        if self._namespaced:  # the first process in a namespace is bubblewrap's own
+            return status.ids[self._here] if len(status.ids) > self._here and status.ids[self._here] != 1 else None
+        if len(status.ids) < self._depth or (pid == self._root != self._worker):
+            return None
+        name = status.ids[self._depth - 1] if self._depth else pid
+        return None if name == 1 and self._depth > self._here and pid != self._worker else name
 
 
 class ReaperProcess:

@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -70,14 +70,14 @@ from farcall_endpoint.manager.events import (
 from farcall_endpoint.manager.file_copies import FileCopies
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
-from farcall_endpoint.manager.limits import breach, limited
+from farcall_endpoint.manager.limits import TaskUse, breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import (
     Leftovers,
     MeasuredTask,
+    Measuring,
     Orphans,
     ReaperProcess,
-    memory_of_tasks,
     output_bytes,
 )
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
@@ -86,7 +86,18 @@ from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Ready, Sync
+from farcall_endpoint.worker.channel import (
+    MALFORMED,
+    MANAGER,
+    Begun,
+    Channel,
+    Done,
+    NewModules,
+    Packet,
+    Peer,
+    Ready,
+    Sync,
+)
 from farcall_endpoint.worker.edges import edge_pair
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
@@ -98,8 +109,8 @@ _logger = logging.getLogger(__name__)
 _LINGER_S: Final = 1.0
 """Longest time to send the last message."""
 _LIMIT_PERIOD_S: Final = 0.1
-"""How often a task with limits is measured. Its worker checks again at its end, so that no task which exceeded them
-succeeds."""
+"""How often the output of a task with a limit is measured. Its worker checks again at its end, so that no task which
+exceeded a limit succeeds."""
 _READ_BYTES: Final = 16 * 1024
 """Values up to this size are read, and larger ones passed on as files, of which a packet has at most so many."""
 _MOST_FILES: Final = 60
@@ -153,6 +164,8 @@ class Manager:
     :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
     :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
     :param memory_per_worker_bytes: upper limit of a task's memory.
+    :param processes: upper limit of the processes and threads of a worker, for tasks of other submitters than the
+        owner; 0: there is none.
     :param shares: of the CPUs for the workers, which this object closes.
     :param files: copies of files, which this object closes; None: this node keeps none.
     """
@@ -166,6 +179,7 @@ class Manager:
         agent_pid: int | None,
         agent_silence_limit_s: float = 120.0,
         memory_per_worker_bytes: int | None = None,
+        processes: int = 0,
         shares: CpuShares | None = None,
         files: FileCopies | None = None,
         blocks: BlockServer | None = None,
@@ -181,6 +195,7 @@ class Manager:
         self._received_number = 0
         self._sent_number = 0
         self._memory_per_worker_bytes = memory_per_worker_bytes
+        self._processes = processes
         self._registered = registered
         self._workers: dict[int, WorkerProcess] = {}
         self._by_descriptor: dict[int, _Worker] = {}
@@ -210,7 +225,7 @@ class Manager:
         self._blocks = BlockServer(None, host=None) if blocks is None else blocks
         self._epoll.register(self._blocks.fileno(), select.EPOLLIN)
         self._measure_at = 0.0
-        self._measure_memory_at = 0.0
+        self._measuring = Measuring()
         self._output_bytes: dict[int, int] = {}  # by worker, as measured last
         self._measure_warm_at = 0.0
         self._measured_warm = -1  # worker
@@ -314,8 +329,8 @@ class Manager:
         if self._agent.has_unread:
             return 0.0
         deadline = self._core.next_deadline()
-        if self._core.limited():
-            deadline = min(deadline, self._measure_at)
+        if self._core.limited(processes=self._processes):
+            deadline = min(deadline, self._measure_at, self._measuring.due_at)
         if any(process.environment_key for process in self._workers.values()):
             deadline = min(deadline, self._measure_warm_at)
         if self._orphans.due_at is not None:
@@ -328,34 +343,43 @@ class Manager:
     def _measure(self) -> list[Event]:
         """Measure running tasks with limits, when it is time."""
         now = time.monotonic()
-        heads = self._core.limited()
-        if now < self._measure_at or not heads:
+        heads = self._core.limited(processes=self._processes)
+        if not heads or now < min(self._measure_at, self._measuring.due_at):
             return []
-        output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in heads}
-        grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
-        self._output_bytes = output
-        self._measure_at = now + (_OUTPUT_PERIOD_S if grows else _LIMIT_PERIOD_S)
-        memory: dict[int, int] = {}
-        if now >= self._measure_memory_at:
-            self._measure_memory_at = now + _LIMIT_PERIOD_S
-            measured = {
-                (process := self._workers[worker_id]).pid: MeasuredTask(
-                    order.options.memory_bytes,
-                    begun.resident_bytes,
-                    namespaced=process.namespaced,
-                    worker=process.worker_pid,
-                )
-                for worker_id, order, begun in heads
-                if order.options.memory_bytes is not None and begun is not None
-            }
-            memory = memory_of_tasks(measured) if measured else {}
+        output: dict[int, int] = {}
+        if now >= self._measure_at:
+            output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in heads}
+            grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
+            self._output_bytes = output
+            self._measure_at = now + (_OUTPUT_PERIOD_S if grows else _LIMIT_PERIOD_S)
+        used: dict[int, TaskUse] = {}
+        if now >= self._measuring.due_at:
+            used = self._measuring.turn(
+                {
+                    worker_id: ((order.task_id, order.attempt, begun), self._measured(worker_id, order, begun))
+                    for worker_id, order, begun in heads
+                    if begun is not None or (self._processes and order.submitter)
+                }
+            )
         events: list[Event] = []
         for worker_id, order, _ in heads:
-            used_bytes = memory.get(self._workers[worker_id].pid, 0)
-            record = breach(order, memory_bytes=used_bytes, output_bytes=output[worker_id])
+            use = used.get(worker_id, TaskUse())
+            record = breach(order, use, output_bytes=output.get(worker_id, 0), processes=self._processes)
             if record is not None:
                 events.append(LimitExceeded(worker_id, order.task_id, record))
         return events
+
+    def _measured(self, worker_id: int, order: protocol.TaskOrder, begun: Begun | None) -> Callable[[], MeasuredTask]:
+        process = self._workers[worker_id]
+        return lambda: MeasuredTask(
+            root=process.root_pid,
+            worker=process.worker_pid,
+            namespaced=process.namespaced,
+            memory_bytes=None if begun is None else order.options.memory_bytes,
+            processes=self._processes if order.submitter else 0,
+            held_bytes={} if begun is None else begun.resident_bytes,
+            held_file_bytes={} if begun is None else begun.file_bytes,
+        )
 
     def _find_leftovers(self) -> list[Event]:
         """Look for processes that tasks of other submitters have left, when it is time."""

@@ -23,7 +23,7 @@ import msgspec
 from farcall_common.limits import KEPT_OUTPUT_BYTES
 from farcall_common.plain_text import plain
 from farcall_endpoint import process_reaper
-from farcall_endpoint.isolation import Isolation
+from farcall_endpoint.isolation import Isolation, process_limits
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX, readable_paths
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.output import NOTHING, Printed, Stream
@@ -101,6 +101,13 @@ class WorkerProcess:
         if self.supervised:
             return min(process_reaper.children(self.pid), default=None)
         return None if self.fork is None else self.pid
+
+    @property
+    def root_pid(self) -> int:
+        """Of the process below which all others of the worker are."""
+        if self.container is not None and self.container.is_remote:
+            return self.container.worker_pid or self.pid
+        return self.pid
 
     @property
     def pid(self) -> int:
@@ -195,6 +202,7 @@ class Workplace:
     :param confinement: of workers of other submitters than the owner, if they are confined.
     :param private: directories of which these may read nothing.
     :param memory: makes the directories of submitters in memory; None: there are none.
+    :param processes: of a worker for tasks of another submitter than the owner, at most; 0: no limit.
     :param copies: returns the directory of a submitter's copies of files, empty for the owner; None: there are none.
     """
 
@@ -207,11 +215,24 @@ class Workplace:
     confinement: Confinement | None = None
     private: Collection[Path] = ()
     memory: MemoryDirectories | None = None
+    processes: int = 0
     copies: Callable[[str], Path] | None = None
 
     def copies_of(self, submitter: str) -> list[str]:
         """The directory of a submitter's copies of files, which its tasks read; none if there are no copies here."""
         return [] if self.copies is None else [str(self.copies(submitter))]
+
+    def with_process_limit(self, settings: WorkerSettings, *, from_outside: bool, forks: bool) -> WorkerSettings:
+        """The settings of a worker for tasks of another submitter than the owner.
+
+        :param from_outside: whether its processes are limited before it starts.
+        :param forks: whether workers may be forks of one template, with one user namespace.
+        """
+        if not self.processes:
+            return settings
+        of_all = self.processes * len(self.slots)
+        limits = 0 if from_outside else of_all, of_all if forks else self.processes, process_limits.user_namespace()
+        return msgspec.structs.replace(settings, processes=limits)
 
     def readable(self, variables: Mapping[str, str]) -> list[str]:
         """What tasks of other submitters than the owner may read of the node, with these variables."""

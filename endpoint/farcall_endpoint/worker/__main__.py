@@ -65,6 +65,11 @@ def boot(path: str, find_packages: Callable[[], object]) -> None:
 
 def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | None) -> None:
     settings = WorkerSettings.of(os.environ)
+    if any(settings.processes):
+        from farcall_endpoint.isolation.process_limits import limit_processes
+
+        more, apart, outer = settings.processes
+        limit_processes(more, apart=apart, outer=outer)
     if settings.isolation or settings.writable:
         from farcall_endpoint.isolation.confinement import confine  # not needed by the owner's workers
 

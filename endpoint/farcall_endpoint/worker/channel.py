@@ -177,10 +177,11 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A task with a limit on its memory begins. ``resident_bytes``: what the worker and the processes below it hold
-    already, by process id; that is not the task's."""
+    already, by process id; ``file_bytes``: the same of files in memory. That is not the task's."""
 
     task_id: str
     resident_bytes: Annotated[dict[int, int], _Many]
+    file_bytes: Annotated[dict[str, int], _Many] = {}
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

@@ -116,7 +116,7 @@ class Runner:
 
     def begin(self, order: Order) -> Begun | None:
         """The message that starts the measurement of a task, if it has a memory limit; call it before :meth:`run`."""
-        return None if order.options.memory_bytes is None else Begun(order.task_id, self._usage.begin())
+        return None if order.options.memory_bytes is None else Begun(order.task_id, *self._usage.begin())
 
     def run(self, order: Order, payload: Piece, inputs: Inputs | None = None) -> tuple[Done, Sequence[Frame]]:
         """Run a task; with ``inputs``, it is a call that gets those. The second half of the answer is its result, or

@@ -22,7 +22,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
     system, empty if they have none; ``is_of_node``: whether other nodes have other ones; ``submitter``: whose these
     are, empty for the owner. ``block_key``: of the seals of what is in memory, where tasks of another submitter could
-    change it; empty: it has none.
+    change it; empty: it has none. ``processes``: arguments of
+    :func:`~farcall_endpoint.isolation.process_limits.limit_processes`.
     """
 
     sandboxed: bool = False
@@ -38,6 +39,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     is_of_node: bool = False
     submitter: str = ""
     block_key: str = ""
+    processes: tuple[int, int, str] = (0, 0, "")
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> WorkerSettings:

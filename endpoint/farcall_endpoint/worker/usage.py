@@ -13,7 +13,8 @@ import gc
 import os
 from typing import Final
 
-from farcall_endpoint.process_reaper import descendants, read_processes
+from farcall_endpoint.memory_files import Mounts, held
+from farcall_endpoint.process_reaper import read_process, tree
 
 _KIB: Final = 1024
 _TRIM_BYTES: Final = 64 * 2**20
@@ -27,9 +28,11 @@ class Usage:
         self._trimmed_bytes = 0  # the first task may trim: to read it here would take time in each worker
         self._began_bytes = 0
         self._peak_before_bytes = 0
+        self._mounts: Mounts | None = None
 
-    def begin(self) -> dict[int, int]:
-        """A task begins: the resident bytes of the worker and of each process that earlier tasks left below it."""
+    def begin(self) -> tuple[dict[int, int], dict[str, int]]:
+        """A task begins: the resident bytes of the worker and of each process that earlier tasks left below it, and the
+        bytes of files in memory (:func:`~farcall_endpoint.memory_files.held`)."""
         resident_bytes, _ = _resident_and_peak()
         if resident_bytes > self._trimmed_bytes + _TRIM_BYTES:
             # What is free, but not given back, would be the next task's without being counted.
@@ -39,7 +42,10 @@ class Usage:
         with contextlib.suppress(OSError), open("/proc/self/clear_refs", "wb", buffering=0) as file:  # noqa: PTH123
             file.write(b"5")  # forgets the peak; not every kernel offers it
         self._began_bytes, self._peak_before_bytes = _resident_and_peak()
-        return {os.getpid(): self._began_bytes, **_processes_below()}
+        resident = {os.getpid(): self._began_bytes, **_processes_below()}
+        if self._mounts is None:
+            self._mounts = Mounts.of("self")
+        return resident, held(resident, self._mounts)
 
     def peak_bytes(self) -> int:
         """The most that the worker's own process held at a time since :meth:`begin`, beyond what it held then."""
@@ -64,8 +70,8 @@ def _processes_below() -> dict[int, int]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return {}  # there are none, as nearly always
-    processes = read_processes()
-    return {pid: processes[pid].resident_bytes for pid in descendants({os.getpid()}, processes)}
+    found = ((pid, read_process(pid)) for pid in tree(os.getpid()))
+    return {pid: process.resident_bytes for pid, process in found if process is not None}
 
 
 def _trim() -> None:
