@@ -234,6 +234,7 @@ class RunningGraph:
                 retries,
                 order.restricted,
                 order.files_dir,
+                payer=order.payer,
             ),
             body,
             payload,
@@ -401,7 +402,7 @@ class Graphs:
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
-        self._parts: dict[str, Memory] = {}  # by submitter
+        self._parts: dict[str, Memory] = {}  # by payer
 
     @property
     def due_at(self) -> float:
@@ -417,10 +418,9 @@ class Graphs:
         graph = callees.graph
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
-        submitter = job.order.submitter
-        memory = self.memory
-        if submitter:
-            memory = self._parts.get(submitter) or self._parts.setdefault(submitter, memory.part())
+        payer, memory = job.order.share_of, self.memory
+        if payer:
+            memory = self._parts.get(payer) or self._parts.setdefault(payer, memory.part())
         run = GraphRun(graph, options=options, memory=memory, jitter=self._jitter)
         running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
