@@ -132,9 +132,8 @@ def test_the_submitter_with_the_most_bytes_loses_copies_first(tmp_path: Path) ->
 def test_copies_of_service_accounts_count_for_their_payer(tmp_path: Path) -> None:
     cache = Cache(tmp_path, budget_bytes=6 * 4096)
     bobs = [put(cache, number, b"%d" % number, submitter="bob") for number in range(2)]
-    robots = [
-        put(cache, number, b"%d" % number, submitter=f"robot-{number}", payer="mallory") for number in range(2, 12)
-    ]
+    for number in range(2, 12):
+        put(cache, number, b"%d" % number, submitter=f"robot-{number}", payer="mallory")
     assert {*bobs} < copies(tmp_path), "bob has two copies, and each account has one"
     assert len(copies(tmp_path)) == 6
     cache.close()

@@ -286,10 +286,11 @@ def test_a_cancelled_graph_stops_its_calls(calls_ended: int) -> None:
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("max_calls", [1, 2])
-def test_calls_of_all_graphs_of_a_submitter_stay_within_its_limit(max_calls: int, spread: bool) -> None:
-    rig = rig_of(slots=8)
+def test_calls_of_all_graphs_of_a_payer_stay_within_its_limit(max_calls: int, spread: bool) -> None:
+    rig = Rig(slots=8, batching=False, shared_workers=True)
+    rig.start_all()
     for name in ("g", "h"):
-        start(rig, *FAN, name=name, max_calls=max_calls, spread=spread)
+        start(rig, *FAN, name=name, submitter=f"robot-{name}", payer="ann", max_calls=max_calls, spread=spread)
     seen, finished = set[str](), 0
     while finished < 2:
         busy = {number: each.ahead[0] for number, each in rig.workers.items() if each.ahead}

@@ -460,8 +460,8 @@ class Graphs:
             self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
-        if limited := {each.job.order.submitter for each in touched if each.job.order.options.max_calls is not None}:
-            waiting = (each for each in self.running.values() if each.run.ready and each.job.order.submitter in limited)
+        if limited := {each.job.order.share_of for each in touched if each.job.order.options.max_calls is not None}:
+            waiting = (each for each in self.running.values() if each.run.ready and each.job.order.share_of in limited)
             touched = list(dict.fromkeys([*touched, *waiting]))
         for running in touched:
             run = running.run
@@ -480,12 +480,12 @@ class Graphs:
         return jobs, dropped
 
     def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
-        """The calls to make now: no more than the submitter may have at a time in all graphs here together."""
+        """The calls to make now: no more than the payer may have at a time in all graphs here together."""
         run, most = running.run, running.job.order.options.max_calls
         ready, run.ready = run.ready, []
         if most is not None and ready:
-            submitter = running.job.order.submitter
-            own = (each for each in self.running.values() if each.job.order.submitter == submitter)
+            payer = running.job.order.share_of
+            own = (each for each in self.running.values() if each.job.order.share_of == payer)
             room = max(0, most - sum(each.count_made() for each in own))
             ready, run.ready = ready[:room], ready[room:]
             running.made.update(ready)

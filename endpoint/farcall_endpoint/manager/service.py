@@ -23,6 +23,7 @@ from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.graphs.tails import joined
 from farcall_endpoint.graphs.values import read
+from farcall_endpoint.isolation import Isolation
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -86,7 +87,18 @@ from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import MALFORMED, MANAGER, Channel, Done, NewModules, Packet, Peer, Ready, Sync
+from farcall_endpoint.worker.channel import (
+    MALFORMED,
+    MANAGER,
+    Channel,
+    Done,
+    NewModules,
+    Packet,
+    Peer,
+    Ready,
+    Run,
+    Sync,
+)
 from farcall_endpoint.worker.edges import edge_pair
 from farcall_endpoint.worker.imports import MOST_REPORTS
 
@@ -187,7 +199,8 @@ class Manager:
         self._returns: dict[int, Returns] = {}  # by worker: arenas that it has lent
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
-        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those of other submitters
+        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those that run tasks of other submitters
+        self._has_shared_workers = registered.isolation == Isolation.NONE
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
@@ -356,6 +369,14 @@ class Manager:
             if record is not None:
                 events.append(LimitExceeded(worker_id, order.task_id, record))
         return events
+
+    def _watch_shared(self, worker_id: int, worker: WorkerProcess, packet: Run) -> None:
+        """A worker that all submitters share gets tasks: what it runs is kept until the first one of another one."""
+        for order in packet.orders:
+            if order.submitter:
+                leftovers = self._leftovers[worker_id] = Leftovers(worker.worker_pid or worker.pid)
+                leftovers.keep_present()
+                return
 
     def _find_leftovers(self) -> list[Event]:
         """Look for processes that tasks of other submitters have left, when it is time."""
@@ -573,6 +594,8 @@ class Manager:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
                     worker = self._workers[worker_id]
+                    if self._has_shared_workers and worker_id not in self._leftovers:
+                        self._watch_shared(worker_id, worker, packet)
                     try:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
@@ -820,7 +843,7 @@ class Manager:
         if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
             for packet, _ in packets:
                 if type(packet) is Ready:
-                    leftovers.worker_ready()
+                    leftovers.keep_present()
                 elif type(packet) is Done:
                     leftovers.task_ended(now=time.monotonic())
         return events
