@@ -24,15 +24,16 @@ class HangingFiles:
     def read(self, submitter: str, path: str, **_: int) -> ReadPiece:
         self.begun.append(submitter)
         self.go_on.wait()
-        return ReadPiece(1, "v")
+        return ReadPiece(1, "v", b"", "")
 
 
 @pytest.mark.parametrize("payer", ["", "mallory"])
 def test_requests_of_service_accounts_count_for_their_payer(payer: str) -> None:
     files, sent = HangingFiles(), list[Message]()
     readable: Any = files
+    blobs: Any = None
     others = FilesForOthers(
-        readable, blobs=Any, send=sent.append, owner_or=lambda submitter: submitter, poller=zmq.Poller()
+        readable, blobs=blobs, send=sent.append, owner_or=lambda submitter: submitter, poller=zmq.Poller()
     )
     try:
         for number in range(4):
