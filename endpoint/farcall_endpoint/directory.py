@@ -137,7 +137,7 @@ class EndpointDirectory:
 
     @property
     def payers_file(self) -> Path:
-        """Who has made the service accounts that have had tasks."""
+        """Service accounts that have had tasks, with their creators."""
         return self.path / "payers"
 
     @property
