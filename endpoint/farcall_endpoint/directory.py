@@ -136,6 +136,11 @@ class EndpointDirectory:
         return self.path / "output.sqlite3"
 
     @property
+    def payers_file(self) -> Path:
+        """Service accounts that have had tasks, with their creators."""
+        return self.path / "payers"
+
+    @property
     def log_file(self) -> Path:
         """The log of the agent."""
         return self.path / "endpoint.log"

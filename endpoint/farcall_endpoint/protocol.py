@@ -80,7 +80,7 @@ class OrderTarget(_Part, frozen=True):
     of its latency class that are to do so. ``name``: of that class. ``waited_s``: since the arrival. ``expected_s``:
     how long one takes on an idle system, if that is known. ``weight``, ``delta``: of its function, if the owner has set
     them for the policies ``static`` and ``threshold``. ``max_slowdown``: the latency as a multiple of ``expected_s``,
-    if it was given so. ``max_weight``: most weight of all classes of ``payer`` together; None for the owner."""
+    if it was given so. ``max_weight``: most weight of all classes of the task's payer together; None for the owner."""
 
     name: str
     latency_s: float
@@ -91,15 +91,14 @@ class OrderTarget(_Part, frozen=True):
     max_slowdown: float | None = None
     delta: int | None = None
     max_weight: float | None = None
-    payer: str = ""
 
 
 class TaskOrder(_Part, frozen=True):
     """One attempt to run. ``options`` are the task's, within the endpoint's limits. ``submitter``: who submitted it,
-    empty for the owner of the endpoint. Submitters take turns, and each has a working directory. ``data_only``: its
+    empty for the owner of the endpoint. Each submitter has workers and a working directory. ``data_only``: its
     arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
     no functions but its callees. ``files_dir``: the directory of its files; empty if it has none. ``target``: None for
-    batch work."""
+    batch work. ``payer``: the creator of a service account, as whom it has turns and budgets; empty: the submitter."""
 
     task_id: str
     attempt: int
@@ -113,6 +112,12 @@ class TaskOrder(_Part, frozen=True):
     restricted: bool = False
     files_dir: str = ""
     target: OrderTarget | None = None
+    payer: str = ""
+
+    @property
+    def share_of(self) -> str:
+        """The identity as which it counts where submitters take turns or have budgets; empty for the owner."""
+        return self.payer or self.submitter
 
 
 class FileContent(_Part, frozen=True):

@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,7 +25,7 @@ import msgspec
 from farcall_common.errors import InvalidRequest
 from farcall_common.object_keys import Key, lifetime_of
 from farcall_endpoint.removal import make_accessible, remove_tree
-from farcall_endpoint.worker.directories import SUBMITTERS
+from farcall_endpoint.worker.directories import SUBMITTERS, name_of
 from farcall_endpoint.worker.places import SHARED
 
 _logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 YOUNG_S: Final = 60.0
 """What was used so lately is never deleted: it may just be in use."""
 MOST_FILES: Final = 100_000
-"""Of each submitter in one place: the oldest are deleted."""
+"""Of each payer in one place: the oldest are deleted."""
 MOST_DEPTH: Final = 64
 """Directories below more others than that are deleted."""
 _LONGEST_PERIOD_S: Final = 15.0
@@ -43,6 +43,7 @@ _SLOWER: Final = 20
 _MOST_SHARED_BYTES: Final = 64 * 2**30
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
+_NO_PAYERS: Final[Mapping[str, str]] = {}
 
 
 class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,13 +89,15 @@ def choose(
     budget_bytes: int,
     retention_s: float,
     max_age_s: float,
+    payers: Mapping[str, str] = _NO_PAYERS,
     most_files: int = MOST_FILES,
 ) -> list[StoredFile]:
-    """The files to delete. Over budget, the submitter that uses most loses its oldest file first; who uses no more than
-    an equal share loses none, whatever others have that cannot be deleted yet. Pure.
+    """The files to delete. Over budget, the payer that uses most loses its oldest file first; who uses no more than an
+    equal share loses none, whatever others have that cannot be deleted yet. Pure.
 
     :param now: epoch seconds.
-    :param most_files: of each submitter.
+    :param payers: of service accounts, both by their places; other submitters count for themselves.
+    :param most_files: of each payer.
     """
     chosen: list[StoredFile] = []
     sizes: collections.Counter[str] = collections.Counter()
@@ -105,30 +108,31 @@ def choose(
         if age_s >= max(lifetime_s, YOUNG_S):
             chosen.append(file)
         else:
-            sizes[file.place] += file.size_bytes
-            left[file.place].append(file)
-    for place, several in left.items():
+            payer = payers.get(file.place, file.place)
+            sizes[payer] += file.size_bytes
+            left[payer].append(file)
+    for payer, several in left.items():
         excess = len(several) - most_files
         several.sort(key=lambda each: each.used_at, reverse=True)  # the oldest one is the last
         while excess > 0 and now - several[-1].used_at >= YOUNG_S:
             file = several.pop()
-            sizes[place] -= file.size_bytes
+            sizes[payer] -= file.size_bytes
             chosen.append(file)
             excess -= 1
     total = sizes.total()
-    largest = [(-size, place) for place, size in sizes.items()]
+    largest = [(-size, payer) for payer, size in sizes.items()]
     heapq.heapify(largest)
     while total > budget_bytes and largest:
-        _, place = heapq.heappop(largest)
-        if sizes[place] * len(sizes) <= budget_bytes:
+        _, payer = heapq.heappop(largest)
+        if sizes[payer] * len(sizes) <= budget_bytes:
             break
-        if not left[place] or now - left[place][-1].used_at < YOUNG_S:
+        if not left[payer] or now - left[payer][-1].used_at < YOUNG_S:
             continue
-        file = left[place].pop()
+        file = left[payer].pop()
         chosen.append(file)
-        sizes[place] -= file.size_bytes
+        sizes[payer] -= file.size_bytes
         total -= file.size_bytes
-        heapq.heappush(largest, (-sizes[place], place))
+        heapq.heappush(largest, (-sizes[payer], payer))
     return chosen
 
 
@@ -148,6 +152,7 @@ class Sweeper:
     """Sweeps the directories of an endpoint. :meth:`sweep` takes as long as it takes: call it in a thread.
 
     :param memory_root: where the directories in memory are; None: there are none.
+    :param payers: see :func:`choose`.
     :param clock, steady: return epoch seconds and monotonic ones. The system's time may jump: a file counts as no older
         than it is by either.
     """
@@ -158,9 +163,11 @@ class Sweeper:
         memory_root: Path | None,
         settings: SweepSettings,
         *,
+        payers: Callable[[], Mapping[str, str]] = dict,
         clock: Callable[[], float] = time.time,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._payers = payers
         self._clock = clock
         self._steady = steady
         self._offset_s = clock() - steady()
@@ -197,6 +204,7 @@ class Sweeper:
                 budget_bytes=budget(places[0][1], used_bytes),
                 retention_s=settings.retention_s,
                 max_age_s=settings.max_age_s,
+                payers=self._payers(),
             )
             for file in chosen:
                 if _delete(file, descriptors[file.place]):
@@ -231,7 +239,7 @@ class Sweeper:
                 for name in [] if submitters is None else os.listdir(submitters):  # noqa: PTH208 - of a descriptor
                     with _opened(name, submitters) as home:
                         if home is not None and (shared := _open(SHARED, home)) is not None:
-                            yield f"{SUBMITTERS}/{name}", shared
+                            yield _place(name), shared
 
 
 class SweeperThread(threading.Thread):
@@ -253,6 +261,15 @@ class SweeperThread(threading.Thread):
         self._is_stopped.set()
         if self.is_alive():
             self.join()
+
+
+def place_of(submitter: str) -> str:
+    """The place of the shared directory of a submitter other than the owner."""
+    return _place(name_of(submitter))
+
+
+def _place(name: str) -> str:
+    return f"{SUBMITTERS}/{name}"
 
 
 def _places_in(root: Path) -> Iterator[tuple[str, int]]:

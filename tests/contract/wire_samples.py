@@ -324,6 +324,15 @@ LATER_FIELDS: Final = {
     "RunTasks.traceparent": _run_tasks(_task(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")),
     "RunTasks.submitter": _run_tasks(_task(submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10")),
     "Hello.fair-share": _hello(reserve=16, weights={"0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10": 3}),
+    "RunTasks.payer": _run_tasks(_task(payer="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d11")),
+    "FileWanted.payer": m.Envelope(
+        m.FileWanted(
+            request_id="r-1",
+            submitter="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d10",
+            path="/data/scan 7.h5",
+            payer="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d11",
+        )
+    ),
     "Hello.output": _hello(knows_output=True),
     "Hello.graphs": _hello(knows_graphs=True),
     "Hello.files": _hello(knows_files=True),

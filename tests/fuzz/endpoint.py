@@ -170,7 +170,7 @@ def _block_server() -> str:
         file.truncate(2**40)
     server = BlockServer(directories, host=lambda: "127.0.0.1")
     server.set_key(_KEY)
-    server.perform(ServeBlocks(0, "", channel.BlocksRequest("a", 1)))
+    server.perform(ServeBlocks(0, "", channel.BlocksRequest("a", 1), ""))
     events: list[BlocksServed] = []
 
     def answered() -> bool:

@@ -50,7 +50,7 @@ class Node:
         self.server.set_key(key)
 
     def ask(self, node: str = "", *parts: tuple[str, int, int]) -> BlocksServed:
-        self.server.perform(ServeBlocks(0, "", BlocksRequest("a", 1, node, parts)))
+        self.server.perform(ServeBlocks(0, "", BlocksRequest("a", 1, node, parts), ""))
         return self.answer()
 
     def answer(self) -> BlocksServed:
@@ -167,7 +167,7 @@ def test_copying_stops_when_the_worker_has_ended(make: Make, monkeypatch: pytest
         address = f"127.0.0.1:{source.getsockname()[1]}"
         for number in range(2):
             request = BlocksRequest("a", number, address, (("job/a", 0, MOST_BYTES),))
-            node.server.perform(ServeBlocks(7, "", request))
+            node.server.perform(ServeBlocks(7, "", request, ""))
         connections = [source.accept()[0] for _ in range(2)]
         for connection in connections:
             connection.settimeout(WAIT_S)

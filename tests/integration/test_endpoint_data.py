@@ -24,7 +24,9 @@ from farcall_endpoint import Engine
 from farcall_endpoint.agent import memory_root
 from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.payers import Payers
 from farcall_endpoint.protocol import ValkeyAnswered
+from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
 from farcall_endpoint.valkey import Job, ValkeyServers, ValkeySettings
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.images import DEBIAN, image
@@ -656,3 +658,33 @@ def test_a_server_that_hangs_is_replaced() -> None:
         valkey.requested("m", ALICE)
         wait_until(has_address)
         assert first.address != answers[0].address
+
+
+def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
+    """Its files go before those of another submitter, who has more than the account, and less than its payer."""
+
+    def fill(size: int) -> str:
+        import os
+
+        import farcall
+
+        path = farcall.current().shared_dir / "file"
+        with path.open("wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())  # until then, some file systems count no block
+        return str(path)
+
+    accounts = [f"018f0000-0000-7000-8000-0000000001{number:02}" for number in range(3)]
+    with endpoint_with(tmp_path, isolation="process") as endpoint:
+        cloud, directory = endpoint.cloud, endpoint.directory
+        ours = [Path(value(cloud, fill, 200_000, submitter=each, payer=ALICE)) for each in accounts]
+        bobs = Path(value(cloud, fill, 400_000, submitter=BOB))
+        known = Payers(directory.payers_file)
+        assert known.items() == [(each, ALICE) for each in accounts]
+    payers = {place_of(account): place_of(payer) for account, payer in known.items()}
+    working_dir = directory.path / "tasks_working_dir"
+    settings = SweepSettings(shared_bytes=900_000, retention_s=1e12)
+    assert Sweeper(working_dir, None, settings, payers=lambda: payers, clock=lambda: 5e9).sweep()
+    assert bobs.exists()
+    assert sum(path.exists() for path in ours) == 2

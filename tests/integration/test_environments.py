@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from farcall_endpoint.environments.templates import ForkedProcess
 from farcall_endpoint.isolation import bubblewrap, landlock, process_limits
 from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
-from farcall_endpoint.manager.processes import MeasuredTask
+from farcall_endpoint.manager.processes import Leftovers, MeasuredTask
 from farcall_endpoint.manager.worker_process import Confinement
 from tests.support import images
 from tests.support.endpoint import wait_gone
@@ -347,6 +349,38 @@ def test_workers_are_forks_of_a_template_in_the_same_environment(tmp_path: Path)
             assert node.run(fork, loaded) == (True, node.run(fresh, place)[0], str(number))
         assert node.kill(forks[0]) == "killed by SIGKILL"
         assert node.run(forks[1], loaded)[2] == "2"
+    wait_until(lambda: descendants() <= before)
+
+
+def test_what_a_task_in_a_fork_leaves_behind_is_found(tmp_path: Path, venv: Path) -> None:
+    """Of whichever submitter: the manager looks only at workers that run tasks of others."""
+    environment = Environment(type="venv", location=str(venv))
+
+    def leave_behind() -> int:
+        import os
+        import time
+
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(300)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        return pid
+
+    before = descendants()
+    with running_node(tmp_path) as node:
+        node.ready(environment)
+        forkable(node, environment)
+        fork = node.launch(environment)
+        assert node.packet(fork).pid
+        leftovers = Leftovers(fork.worker_pid or fork.pid)
+        leftovers.keep_present()
+        node.run(fork, int)
+        assert not leftovers.exist(now=time.monotonic(), busy_since=math.inf)
+        node.run(fork, leave_behind)
+        assert leftovers.exist(now=time.monotonic(), busy_since=math.inf)
+        assert node.kill(fork) == "killed by SIGKILL"
     wait_until(lambda: descendants() <= before)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from farcall_common.environments import Environment
+from farcall_common.graphs import Graph, Stage, pack_graph
 from farcall_endpoint.isolation import bubblewrap, landlock
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
 from tests.waiting import wait_until
@@ -94,7 +100,7 @@ def test_process_that_keeps_on_forking_delays_no_other_submitter(
     assert endpoint.managers() == [manager], "the agent had no reason to end it"
 
 
-@pytest.fixture(scope="module", params=LEVELS[1:])
+@pytest.fixture(scope="module", params=LEVELS)
 def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
     """An endpoint with one worker."""
     with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine={"isolation": request.param}) as endpoint:
@@ -134,11 +140,78 @@ def test_what_a_task_of_another_submitter_leaves_behind_ends(single: EndpointPro
 
 
 def test_what_a_task_of_the_owner_leaves_behind_stays_for_the_next_one(single: EndpointProcess) -> None:
+    single.cloud.end(single.cloud.submit(start_anew))
     name = f"kept{os.getpid()}"
-    single.cloud.end(single.cloud.submit(leave_behind, name, True))
+    wait_until(lambda: not single.cloud.end(single.cloud.submit(leave_behind, name, True)).error)
     for _ in range(3):
         single.cloud.end(single.cloud.submit(answer))
     assert named(name)
+
+
+def start_anew() -> None:
+    """End the worker, as one that has run tasks of others keeps nothing."""
+    import os
+
+    os._exit(1)
+
+
+def leave_in_a_call(name: str) -> None:
+    """Leave a daemon behind in a call of this task."""
+    import farcall
+
+    farcall.current().call(leave_behind, name, True)
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["stage", "nested"])
+def test_what_a_call_leaves_behind_ends(single: EndpointProcess, nested: bool) -> None:
+    """A call of a graph, and one of a running task."""
+    cloud, name = single.cloud, f"call{os.getpid()}"
+    if nested:
+        task_id = cloud.submit(leave_in_a_call, name, submitter=ATTACKER)
+    else:
+        payload = pack_graph(Graph((Stage(0),), (cloud.serializer.pack_call((name, True)),), 0))
+        task_id = cloud.submit_graph([leave_behind], payload, submitter=ATTACKER)
+    assert not cloud.end(task_id).error
+    wait_until(lambda: not named(name))
+    assert cloud.end(cloud.submit(answer, submitter=ATTACKER)).value == 42
+
+
+@pytest.fixture(scope="module")
+def prefix() -> Iterator[Path]:
+    """A virtual environment that every user can read."""
+    with tempfile.TemporaryDirectory(dir="/opt") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", path / "venv"], check=True)
+        yield path / "venv"
+
+
+def parent() -> int:
+    import os
+
+    return os.getppid()
+
+
+def test_what_a_task_in_a_fork_of_a_template_leaves_behind_ends(
+    prefix: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where no level separates submitters: above it, forks for others need more than this user may have."""
+    engine = {"isolation": "none", "environments": {"locations": [str(prefix)]}}
+    there: dict[str, Any] = {"environment": Environment(type="venv", location=str(prefix)), "submitter": ATTACKER}
+    name = f"fork{os.getpid()}"
+    with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine=engine) as endpoint:
+        cloud = endpoint.cloud
+        [manager] = endpoint.managers()
+
+        def is_fork() -> bool:
+            cloud.end(cloud.submit(start_anew, **there))
+            return bool(cloud.end(cloud.submit(parent, **there)).value != manager.pid)
+
+        wait_until(is_fork)
+        end = cloud.end(cloud.submit(leave_behind, name, True, **there))
+        assert not end.error, end.error
+        wait_until(lambda: not named(name))
+        assert cloud.end(cloud.submit(answer, **there)).value == 42
 
 
 def start_processes() -> int:

@@ -32,7 +32,7 @@ def test_a_request_is_for_the_submitter_of_the_task_and_answered_to_it() -> None
     rig = running("a", "b")
     wanted = BlocksRequest("a", 5, "node", (("job/a", 0, 10),))
     [serve] = rig.handle(PacketsReceived(0, [(wanted, b""), (BlocksRequest("b", 6), b"")]))
-    assert serve == ServeBlocks(0, "", wanted)
+    assert serve == ServeBlocks(0, "", wanted, "")
     [answer] = rig.handle(BlocksServed(0, "a", BlocksAnswer(5), (b"x" * 10,)))
     assert answer == Answer(0, BlocksAnswer(5), (b"x" * 10,))
     assert rig.killed == []
@@ -88,7 +88,9 @@ def test_a_task_that_wants_more_bytes_than_its_manager_may_hold_is_ended() -> No
 
 def test_requests_of_a_worker_that_has_ended_are_dropped() -> None:
     turns = Turns(3)
-    requests = [ServeBlocks(worker, "one", BlocksRequest("a", number)) for worker in (0, 1) for number in range(2)]
+    requests = [
+        ServeBlocks(worker, "one", BlocksRequest("a", number), "one") for worker in (0, 1) for number in range(2)
+    ]
     for each in requests:
         turns.put(each)
     assert turns.take() == requests[0]
@@ -102,10 +104,10 @@ def test_requests_of_a_worker_that_has_ended_are_dropped() -> None:
     assert next(turns.while_wanted(requests[2], [b"y"])) == b"y"
 
 
-def test_no_submitter_has_all_threads() -> None:
+def test_no_payer_has_all_threads() -> None:
     turns = Turns(3)
-    own = [ServeBlocks(0, "one", BlocksRequest("a", number)) for number in range(4)]
-    other = ServeBlocks(1, "other", BlocksRequest("b", 9))
+    own = [ServeBlocks(0, f"robot-{number}", BlocksRequest("a", number), "one") for number in range(4)]
+    other = ServeBlocks(1, "other", BlocksRequest("b", 9), "other")
     for each in (*own, other):
         turns.put(each)
     assert [turns.take() for _ in range(3)] == [own[0], other, own[1]]

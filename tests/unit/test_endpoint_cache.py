@@ -27,10 +27,10 @@ with cache.draft("", 1, 5) as draft:
 """
 
 
-def put(cache: Cache, number: int, content: bytes, *, submitter: str = "") -> str:
+def put(cache: Cache, number: int, content: bytes, *, submitter: str = "", payer: str = "") -> str:
     """Let a file be in the cache; its SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
-    with cache.draft(submitter, number, len(content)) as draft:
+    with cache.draft(submitter, number, len(content), payer=payer) as draft:
         draft.write_bytes(content)
         cache.add(submitter, draft, sha256)
     cache.remember(submitter, f"s3://lab/{number}", "1", sha256)
@@ -126,4 +126,18 @@ def test_the_submitter_with_the_most_bytes_loses_copies_first(tmp_path: Path) ->
     cache.close()
     again = Cache(tmp_path, budget_bytes=5 * 4096)
     assert again.used_bytes == 5 * 4096
+    again.close()
+
+
+def test_copies_of_service_accounts_count_for_their_payer(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, budget_bytes=6 * 4096)
+    bobs = [put(cache, number, b"%d" % number, submitter="bob") for number in range(2)]
+    for number in range(2, 12):
+        put(cache, number, b"%d" % number, submitter=f"robot-{number}", payer="mallory")
+    assert {*bobs} < copies(tmp_path), "bob has two copies, and each account has one"
+    assert len(copies(tmp_path)) == 6
+    cache.close()
+    again = Cache(tmp_path, budget_bytes=6 * 4096)
+    more = put(again, 12, b"12", submitter="bob")
+    assert {*bobs, more} < copies(tmp_path), "the payers are known after a restart"
     again.close()

@@ -8,7 +8,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from farcall_endpoint.manager.worker_process import (
     Workplace,
     scratch_of,
 )
+from farcall_endpoint.payers import Payers
 from farcall_endpoint.process_directory import ProcessDirectory, remove_leftovers
 from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered, ValkeyRequested
 from farcall_endpoint.removal import remove_tree
@@ -214,8 +216,12 @@ def stored(name: str, age_s: float, *, place: str = "a", size: int = 1) -> Store
     return StoredFile(place, ("objects", name), size, NOW - age_s)
 
 
-def chosen(*files: StoredFile, budget: int = 10**9, most: int = 1000) -> list[str]:
-    found = choose(files, now=NOW, budget_bytes=budget, retention_s=DAY_S, max_age_s=30 * DAY_S, most_files=most)
+def chosen(
+    *files: StoredFile, budget: int = 10**9, most: int = 1000, payers: Mapping[str, str] = types.MappingProxyType({})
+) -> list[str]:
+    found = choose(
+        files, now=NOW, budget_bytes=budget, retention_s=DAY_S, max_age_s=30 * DAY_S, payers=payers, most_files=most
+    )
     return [each.path[-1] for each in found]
 
 
@@ -250,6 +256,27 @@ def test_who_uses_most_loses_first() -> None:
     large = [stored(f"large-{number}", 100 + number, place="large", size=10) for number in range(5)]
     assert chosen(*small, *large, budget=40) == ["large-4", "large-3"]
     assert chosen(*small, *large, budget=20) == ["large-4", "large-3", "large-2", "large-1"]
+
+
+def test_directories_of_service_accounts_count_for_their_payer() -> None:
+    robots = [stored(f"robot-{number}", 200 - number, place=f"robot-{number}", size=10) for number in range(8)]
+    small = [stored(f"small-{number}", 10_000 + number, place="small", size=10) for number in range(4)]
+    payers = {f"robot-{number}": "mallory" for number in range(8)}
+    assert chosen(*robots, *small, budget=80) == ["small-3", "small-2", "small-1", "robot-0"]
+    assert chosen(*robots, *small, budget=80, payers=payers) == [f"robot-{number}" for number in range(4)]
+    assert chosen(*robots, *small, most=5, payers=payers) == [f"robot-{number}" for number in range(3)]
+
+
+def test_payers_are_known_after_a_restart(tmp_path: Path) -> None:
+    first = Payers(tmp_path / "payers")
+    first.add("robot", "ada")
+    first.add("robot", "ada")
+    first.add("ada", "")
+    assert (tmp_path / "payers").read_text() == "robot ada\n"
+    with (tmp_path / "payers").open("a") as file:
+        file.write("cut")
+    assert Payers(tmp_path / "payers").items() == [("robot", "ada")]
+    assert Payers(tmp_path / "missing").items() == []
 
 
 def test_who_uses_no_more_than_a_share_loses_nothing_to_files_that_cannot_be_deleted_yet() -> None:

@@ -24,7 +24,7 @@ class Driver:
         self.sent: list[Message] = []
         self.answers: list[orders.Piece] = []
         self.tasks: dict[str, Any] = {
-            each: types.SimpleNamespace(task_id=each, answer_key=b"") for each in ("t1", "t2")
+            each: types.SimpleNamespace(task_id=each, answer_key=b"", share_of="") for each in ("t1", "t2")
         }
         self.relayed: list[tuple[str, Callable[[bytes, str], None]]] = []
         self.is_relayed = is_relayed
@@ -50,7 +50,10 @@ class Driver:
 
     # -- what tests do
 
-    def want(self, number: int = 1, *task_ids: str, submitter: str = "", max_bytes: int = 10) -> None:
+    def want(self, number: int = 1, *task_ids: str, submitter: str = "", payer: str = "", max_bytes: int = 10) -> None:
+        for each in task_ids or ("t1",):
+            if each in self.tasks:
+                self.tasks[each].share_of = payer or submitter
         wanted = orders.PieceWanted(number, submitter, task_ids or ("t1",), SOURCE, "/data", 20, max_bytes)
         other = orders.Alive()
         assert self.pulls.reported([other, wanted]) == [other]
@@ -195,6 +198,18 @@ def test_submitters_take_turns_and_few_pulls_are_open() -> None:
     assert driver.pull().task_id == "t2"
     driver.give(second)
     assert driver.pull().task_id == "t1"
+
+
+def test_service_accounts_of_one_payer_take_turns_as_one() -> None:
+    driver = Driver()
+    driver.open()
+    for number in range(16):
+        driver.want(number, "t1", submitter=f"robot-{number}", payer="ada")
+    pulls = [each for each in driver.messages() if isinstance(each, FilePull)]
+    driver.want(16, "t1", submitter="robot-16", payer="ada")
+    driver.want(17, "t2", submitter="grace")
+    driver.give(pulls[0])
+    assert driver.pull().task_id == "t2", "all accounts together have had 16"
 
 
 def test_what_is_not_needed_any_more_makes_room() -> None:

@@ -441,9 +441,9 @@ def test_each_task_is_answered_once_in_random_runs(seed: int) -> None:
     assert set(answered.values()) == {1}
 
 
-def jobs_of(submitter: str, count: int, *, first: int = 0) -> TasksReceived:
+def jobs_of(submitter: str, count: int, *, first: int = 0, payer: str = "") -> TasksReceived:
     names = [f"{submitter}{number}" for number in range(first, first + count)]
-    orders = [TaskOrder(name, 1, "h", 0, submitter=submitter) for name in names]
+    orders = [TaskOrder(name, 1, "h", 0, submitter=submitter, payer=payer) for name in names]
     return TasksReceived([Job(order, b"body", b"p") for order in orders])
 
 
@@ -570,6 +570,45 @@ def test_submitters_share_the_workers_of_a_node(prefetch: int) -> None:
         rig.finish_one("b")
     assert rig.settle() == ["a", "a", "b", "b"]
     assert not rig.progress().died
+
+
+def test_service_accounts_of_one_payer_have_the_workers_of_one_submitter() -> None:
+    rig = SharedRig(slots=4)
+    for number in range(4):
+        rig.settle(jobs_of(f"m{number}", 1000, payer="m"))
+    assert rig.settle() == ["m0", "m0", "m0", "m0"]
+    rig.settle(jobs_of("b", 1000))
+    shares = []
+    for _ in range(40):
+        rig.now += TURN_S
+        for submitter in rig.settle():
+            if submitter in rig.settle():
+                rig.finish_one(submitter)
+        shares.append("".join(each[0] for each in rig.settle()))
+    assert set(shares[2:]) == {"bbmm"}, "half of the workers, not one in five"
+    assert {name[:2] for name in rig.settle()} <= {"b", "m0", "m1", "m2", "m3"}
+
+
+def test_service_accounts_of_one_payer_take_turns_as_one_submitter_at_shared_workers() -> None:
+    rig = Rig()
+    rig.core = ManagerCore(slots=1, prefetch=PrefetchPolicy(horizon_s=1.0, limit=0), shared_workers=True)
+    rig.start_all()
+    for name in ("x", "y", "z"):
+        rig.handle(jobs_of(name, 2, payer="m"))
+    rig.handle(jobs_of("b", 3))
+    assert [rig.done() for _ in range(9)] == ["x0", "b0", "x1", "b1", "y0", "b2", "y1", "z0", "z1"]
+    assert rig.killed == []
+
+
+def test_a_worker_never_runs_tasks_of_two_accounts_of_one_payer() -> None:
+    rig = SharedRig(slots=1)
+    for _ in range(3):
+        rig.settle(jobs_of("x", 2, payer="m"), jobs_of("y", 2, payer="m"))
+        for _ in range(4):
+            rig.now += TURN_S
+            [submitter] = rig.settle()
+            rig.finish_one(submitter)  # the rig checks whose tasks a worker gets
+    assert rig.progress().finished
 
 
 @pytest.mark.parametrize(("duration_s", "after"), [(0.6, "b"), (0.01, "a")])

@@ -44,9 +44,9 @@ WORDS = ErrorRecord("ENVIRONMENT_FAILED", "no such image")
 AGAIN = ErrorRecord("ENVIRONMENT_FAILED", "the registry does not answer", retryable=True)
 
 
-def tasks(environment: Environment | None, *names: str, submitter: str = "") -> TasksReceived:
+def tasks(environment: Environment | None, *names: str, submitter: str = "", payer: str = "") -> TasksReceived:
     options = TaskOptions(environment=environment)
-    orders = [TaskOrder(name, 1, "h", 0, options, submitter=submitter) for name in names]
+    orders = [TaskOrder(name, 1, "h", 0, options, submitter=submitter, payer=payer) for name in names]
     return TasksReceived([Job(order, b"body", b"payload") for order in orders])
 
 
@@ -377,10 +377,15 @@ def test_errors_have_the_name_that_each_submitter_gave() -> None:
     }
 
 
-def test_a_submitter_does_not_keep_others_from_preparing() -> None:
+@pytest.mark.parametrize("payer", ["", "m"])
+def test_a_submitter_does_not_keep_others_from_preparing(payer: str) -> None:
+    """Nor do the service accounts of one payer."""
     rig = EnvironmentRig(slots=2)
     slow = [Environment.of({"type": "venv", "location": f"/s{n}", "name": f"s{n}"}) for n in range(30)]
-    rig.handle(*(tasks(each, each.name, submitter="m") for each in slow))
+    accounts = [f"robot-{number}" if payer else "m" for number in range(30)]
+    rig.handle(
+        *(tasks(each, each.name, submitter=name, payer=payer) for name, each in zip(accounts, slow, strict=True))
+    )
     assert rig.prepared == ["s0", "s1"]
     for number, submitter in enumerate("opq"):
         rig.handle(*(tasks(each, f"{each.name}{submitter}", submitter=submitter) for each in slow[10 * number :]))

@@ -43,12 +43,13 @@ def graph_job(
     stages: tuple[Stage, ...],
     *,
     submitter: str = "",
+    payer: str = "",
     refusals: dict[str, ErrorRecord] | None = None,
     spread: bool = False,
     **options: Any,
 ) -> Job:
     callees = tuple(Callee(function_id=f"id-{each}", function_hash=f"h{each}") for each in range(2))
-    order = TaskOrder(name, 1, "h0", 0, TaskOptions(callees=callees, **options), submitter=submitter)
+    order = TaskOrder(name, 1, "h0", 0, TaskOptions(callees=callees, **options), submitter=submitter, payer=payer)
     graph = Graph(stages, tuple(f"call {number}".encode() for number in range(len(stages))), len(stages) - 1, spread)
     functions = {"h0": b"body 0", "h1": b"body 1"}
     return Job(order, b"body 0", b"", callees=Callees(functions, graph, refusals or {}))
@@ -285,10 +286,11 @@ def test_a_cancelled_graph_stops_its_calls(calls_ended: int) -> None:
 
 @pytest.mark.parametrize("spread", [True, False])
 @pytest.mark.parametrize("max_calls", [1, 2])
-def test_calls_of_all_graphs_of_a_submitter_stay_within_its_limit(max_calls: int, spread: bool) -> None:
-    rig = rig_of(slots=8)
+def test_calls_of_all_graphs_of_a_payer_stay_within_its_limit(max_calls: int, spread: bool) -> None:
+    rig = Rig(slots=8, batching=False, shared_workers=True)
+    rig.start_all()
     for name in ("g", "h"):
-        start(rig, *FAN, name=name, max_calls=max_calls, spread=spread)
+        start(rig, *FAN, name=name, submitter=f"robot-{name}", payer="ann", max_calls=max_calls, spread=spread)
     seen, finished = set[str](), 0
     while finished < 2:
         busy = {number: each.ahead[0] for number, each in rig.workers.items() if each.ahead}
@@ -593,6 +595,17 @@ def test_submitters_have_their_own_parts_of_the_budget() -> None:
     assert rig.core._graphs.memory.used_bytes == 1
     end(rig, b"w")
     assert rig.core._graphs.memory.used_bytes == 0
+
+
+def test_service_accounts_of_one_payer_have_one_part_of_the_budget() -> None:
+    rig = Rig(slots=3, batching=False, graphs=GraphSettings(memory_bytes=1 << 20, disk_bytes=1 << 20))
+    rig.start_all()
+    rig.handle(TasksReceived([graph_job("g", CHAIN, submitter="robot-1", payer="ann")]))
+    rig.handle(TasksReceived([graph_job("h", CHAIN, submitter="robot-2", payer="ann")]))
+    rig.handle(TasksReceived([graph_job("i", CHAIN, submitter="bob")]))
+    parts = [rig.core._graphs.running[name].run.memory for name in ("g", "h", "i")]
+    assert parts[0] is parts[1]
+    assert parts[0] is not parts[2]
 
 
 def test_small_values_go_to_the_disk_when_the_memory_is_used_up() -> None:

@@ -24,8 +24,8 @@ def rig_of(*, slots: int = 1, latency_workers: int = 2, **options: Any) -> Rig:
     return rig
 
 
-def job(name: str, target: OrderTarget | None = TARGET, *, submitter: str = "", **options: Any) -> Job:
-    order = TaskOrder(name, 1, "h", 0, TaskOptions(**options), submitter=submitter, target=target)
+def job(name: str, target: OrderTarget | None = TARGET, *, submitter: str = "", payer: str = "", **options: Any) -> Job:
+    order = TaskOrder(name, 1, "h", 0, TaskOptions(**options), submitter=submitter, target=target, payer=payer)
     return Job(order, b"body", b"payload")
 
 
@@ -136,6 +136,22 @@ def test_the_submitter_with_the_fewest_workers_gets_the_next_one() -> None:
     mine, other = OrderTarget("mine", 0.01, 95.0), OrderTarget("other", 9.0, 95.0)
     receive(rig, job("a", mine, submitter="m"), job("b", mine, submitter="m"), job("c", other, submitter="o"))
     assert sorted(worker.pair.target for worker in rig.core._workers.values()) == ["", "mine", "other"]
+
+
+@pytest.mark.parametrize("payer", ["", "m"])
+def test_service_accounts_of_one_payer_get_latency_workers_as_one_submitter(payer: str) -> None:
+    rig = rig_of(latency_workers=3)
+    rig.jobs("batch")
+    hasty, other = OrderTarget("hasty", 0.01, 95.0), OrderTarget("other", 9.0, 95.0)
+    receive(
+        rig,
+        job("a", hasty, submitter="m1", payer=payer),
+        job("b", OrderTarget("i", 0.02, 95.0), submitter="m1", payer=payer),
+    )
+    rig.handle(*(ready(worker_id) for worker_id in rig.workers if worker_id))
+    receive(rig, job("c", OrderTarget("j", 0.01, 95.0), submitter="m2", payer=payer), job("d", other, submitter="o"))
+    targets = {worker.pair.target for worker in rig.core._workers.values()} - {"", "hasty", "i"}
+    assert targets == ({"other"} if payer else {"j"})
 
 
 def test_an_idle_worker_makes_room_for_a_class_without_one() -> None:

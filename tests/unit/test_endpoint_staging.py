@@ -37,8 +37,10 @@ class Driver:
         self.plan = Staging(**options)
         self.now = 0.0
 
-    def stage_in(self, task_id: str, *uses: FileUse, submitter: str = "", is_sealed: bool = False) -> None:
-        self.plan.stage_in(task_id, submitter, files_of(*uses), is_sealed=is_sealed, now=self.now)
+    def stage_in(
+        self, task_id: str, *uses: FileUse, submitter: str = "", payer: str = "", is_sealed: bool = False
+    ) -> None:
+        self.plan.stage_in(task_id, submitter, files_of(*uses), is_sealed=is_sealed, now=self.now, payer=payer)
 
     def stage_out(self, task_id: str, *uses: FileUse) -> None:
         self.plan.stage_out(task_id, "", files_of(*uses), is_sealed=False, now=self.now)
@@ -235,11 +237,27 @@ def test_slow_transfers_of_one_submitter_do_not_hold_up_another_one() -> None:
     assert driver.fetches() == []
 
 
-def test_many_files_of_one_submitter_do_not_hold_up_another_one() -> None:
+def test_service_accounts_of_one_payer_share_no_file_but_their_turns() -> None:
+    driver = Driver(max_transfers=2)
+    for number in range(5):
+        driver.stage_in(f"a{number}", IN, submitter=f"robot-{number}", payer="alice")
+    first, second = driver.fetches()
+    assert (first.submitter, second.submitter) == ("robot-0", "robot-1"), "each has a copy of its own"
+    assert first.share_of == second.share_of == "alice"
+    driver.stage_in("b", IN, submitter="bob")
+    [fetch] = driver.fetches()
+    assert fetch.submitter == "bob", "the other accounts are no new submitters"
+    driver.hear(orders.Failed(first.number, MISSING))
+    driver.hear(orders.Failed(second.number, MISSING))
+    assert [each.submitter for each in driver.fetches()] == ["robot-2"]
+
+
+@pytest.mark.parametrize("payer", ["", "alice"])
+def test_many_files_of_one_submitter_do_not_hold_up_another_one(payer: str) -> None:
     driver = Driver()
     for task_id in ("a1", "a2", "a3"):
         many = [FileUse(f"s3://lab/{task_id}/{number}") for number in range(9_000)]
-        driver.stage_in(task_id, *many, submitter="alice")
+        driver.stage_in(task_id, *many, submitter=f"robot-{task_id}" if payer else "alice", payer=payer)
     driver.stage_in("b", IN, submitter="bob")
     made = [each.task_id for each in driver.given() if isinstance(each, orders.Make)]
     assert made == ["a1", "a2", "b"]

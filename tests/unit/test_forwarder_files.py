@@ -258,6 +258,15 @@ def file_read(**fields: Any) -> wire.FileRead:
     return wire.FileRead(request_id="r1", **(values | fields))
 
 
+@pytest.mark.parametrize(("payer", "sent_payer"), [("", ""), (OWNER_ID, ""), ("creator", "creator")])
+def test_a_request_names_the_payer_of_a_service_account(payer: str, sent_payer: str) -> None:
+    world = World()
+    world.serve(reads_files=True)
+    [message] = sent(world.on(FileMessagesHeard([msgspec.structs.replace(ASK, payer=payer)])))
+    assert isinstance(message, wire.FileWanted)
+    assert message.payer == sent_payer
+
+
 def test_an_answer_goes_to_the_forwarder_that_asked_once() -> None:
     world = wanted()
     answer = FileAnswer("r1", ENDPOINT_ID, 250, "1-2-3", 100, SHA)

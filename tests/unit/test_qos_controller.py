@@ -250,19 +250,19 @@ def test_no_more_tasks_run_than_the_processors_can_compute() -> None:
     assert controller.most_running("f", 8) == 8, "the number of processors is not known"
 
 
-def _of(name: str, payer: str, max_weight: float | None, *, latency_s: float = 0.001) -> OrderTarget:
-    return OrderTarget(name, latency_s, 95.0, max_weight=max_weight, payer=payer)
+def _of(name: str, payer: str, max_weight: float | None, *, latency_s: float = 0.001) -> tuple[str, OrderTarget]:
+    return payer, OrderTarget(name, latency_s, 95.0, max_weight=max_weight)
 
 
-def _divided(*targets: OrderTarget, met: bool, seconds: int = 60) -> dict[str, float]:
+def _divided(*targets: tuple[str, OrderTarget], met: bool, seconds: int = 60) -> dict[str, float]:
     """The part of the processors of each class and of batch work, after calls that are late but perhaps the first."""
     controller, weights = Controller(QosSettings()), dict[str, float]()
     for number in range(4 * seconds):
         now = float(number) / 4
-        for each in targets:
+        for payer, each in targets:
             took_s = each.latency_s / 2 if met and not number else 0.5
-            controller.add(f"{each.name}{number}", each, now - took_s, submitter=each.name)
-            controller.add(f"{each.name}{number} waits", each, now, submitter=each.name)
+            controller.add(f"{each.name}{number}", each, now - took_s, submitter=each.name, payer=payer)
+            controller.add(f"{each.name}{number} waits", each, now, submitter=each.name, payer=payer)
             controller.ended(f"{each.name}{number}", now, took_s)
         weights = dict(controller.decide(now, pressure=1.0, others=1, workers=16))
     total = sum(weights.values())

@@ -411,13 +411,15 @@ class OutputRequest(Message, frozen=True):
 
 
 class FileWanted(Message, frozen=True):
-    """Requests a piece of a file of this endpoint, for a task of ``submitter`` elsewhere; answered by FileRead."""
+    """Requests a piece of a file of this endpoint, for a task of ``submitter`` elsewhere; answered by FileRead.
+    ``payer``, if that is another one, is the identity as which it counts."""
 
     request_id: Id
     submitter: str
     path: FilePath
     offset_bytes: Offset = 0
     max_bytes: Count = 0
+    payer: str = ""
 
 
 class FilePiece(Message, frozen=True):

@@ -42,9 +42,11 @@ class _Clock(Protocol):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Pull:
-    """``request_id``: of the message that was sent last, empty while it waits. ``piece``: the answer."""
+    """``payer``: has turns for it. ``request_id``: of the message that was sent last, empty while it waits. ``piece``:
+    the answer."""
 
     wanted: orders.PieceWanted
+    payer: str
     give_up_at: float
     request_id: str = ""
     due_at: float = 0.0
@@ -103,9 +105,11 @@ class FilePulls:
         self._drop(list(self._pulls))
 
     def _wanted(self, wanted: orders.PieceWanted) -> None:
-        pull = _Pull(wanted, self._clock.monotonic() + _WAIT_S)
+        tasks = filter(None, map(self._find, wanted.task_ids))
+        payer = next((task.share_of for task in tasks), wanted.submitter)
+        pull = _Pull(wanted, payer, self._clock.monotonic() + _WAIT_S)
         self._pulls[wanted.number] = pull
-        self._queue.add(wanted.submitter, pull)
+        self._queue.add(pull.payer, pull)
         self._continue()
 
     def _unreachable(self, number: int, problem: str) -> None:
@@ -126,8 +130,8 @@ class FilePulls:
                 self._by_request.pop(pull.request_id, None)
             if pull.is_on_way:
                 self._off_way(pull)
-            elif pull in self._queue.of(pull.wanted.submitter):
-                self._queue.remove(pull.wanted.submitter, pull)
+            elif pull in self._queue.of(pull.payer):
+                self._queue.remove(pull.payer, pull)
         if taken:
             self._send(FilesTaken(request_ids=tuple(taken)))
         self._continue()
@@ -148,7 +152,7 @@ class FilePulls:
             pull.request_id, pull.give_up_at = "", give_up_at
             if pull.is_on_way:
                 self._off_way(pull)
-                self._queue.put_back(pull.wanted.submitter, pull)
+                self._queue.put_back(pull.payer, pull)
 
     def received(self, message: FilePiece) -> None:
         """The forwarder answered."""
@@ -182,11 +186,11 @@ class FilePulls:
         while self._again and self._again[0][0] <= now:
             pull = self._pulls.get(heapq.heappop(self._again)[1])
             if pull is not None:
-                self._queue.add(pull.wanted.submitter, pull)
+                self._queue.add(pull.payer, pull)
                 self._continue()
         if self._most_bytes is None:
             for pull in [each for each in self._queue.items() if now >= each.give_up_at]:
-                self._queue.remove(pull.wanted.submitter, pull)
+                self._queue.remove(pull.payer, pull)
                 self._refuse(pull, NOT_CONNECTED)
         for pull in [each for each in self._pulls.values() if each.is_on_way and now >= each.due_at]:
             self._off_way(pull)
@@ -211,7 +215,7 @@ class FilePulls:
             pull = taken[1]
             held = [task for id_ in pull.wanted.task_ids if (task := self._find(id_)) is not None]
             if not self._most_bytes or not held or held[0].answer_key:
-                self._queue.done(pull.wanted.submitter)
+                self._queue.done(pull.payer)
                 reason = SEALED if held and held[0].answer_key else FileReason.NOT_LEASED
                 self._refuse(pull, reason if self._most_bytes else FORWARDER_TOO_OLD)
                 continue
@@ -234,7 +238,7 @@ class FilePulls:
     def _off_way(self, pull: _Pull) -> None:
         pull.is_on_way = False
         self._on_way -= 1
-        self._queue.done(pull.wanted.submitter)
+        self._queue.done(pull.payer)
 
     def _relay(self, pull: _Pull, piece: FilePiece) -> None:
         """Get a piece by the forwarder."""

@@ -1,7 +1,7 @@
 """Files of this endpoint for tasks at other endpoints: reads what a forwarder requests, and uploads it.
 
 Reading takes as long as the file system does, so it has threads of its own, and few requests are under way at a time;
-no submitter waits for another one's. Nothing is kept over the end of a session: the reader asks again.
+no payer waits for another one's. Nothing is kept over the end of a session: the reader asks again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 _AT_ONCE: Final = 4
 """Pieces in memory: as many threads read and upload them."""
 _AT_ONCE_OF_ONE: Final = 2
-"""The others are for submitters without any: a file system of one may hang."""
+"""The others are for payers without any: a file system of one may hang."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -34,6 +34,10 @@ class _Request:
     submitter: str
     piece: ReadPiece | None = None
     is_over: bool = False
+
+
+def _payer(message: FileWanted) -> str:
+    return message.payer or message.submitter
 
 
 class FilesForOthers:
@@ -86,7 +90,7 @@ class FilesForOthers:
             return
         request = _Request(message, self._owner_or(message.submitter))
         self._open[message.request_id] = request
-        self._queue.add(message.submitter, request)
+        self._queue.add(_payer(message), request)
         self._begin(self._readable)
 
     def granted(self, grant: BlobGrant) -> bool:
@@ -197,6 +201,6 @@ class FilesForOthers:
     def _release(self, request: _Request) -> None:
         """Memory and a thread are free for another request."""
         self._taken -= 1
-        self._queue.done(request.message.submitter)
+        self._queue.done(_payer(request.message))
         if self._readable is not None:
             self._begin(self._readable)

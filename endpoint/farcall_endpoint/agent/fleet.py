@@ -21,6 +21,7 @@ from farcall_endpoint.agent.replicas import CopyOrder
 from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
+from farcall_endpoint.payers import Payers
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Block, Phase, Provider
 from farcall_endpoint.shared_memory import Bytes, Frame
@@ -162,6 +163,8 @@ class Fleet:
         self._batching = batching
         self._files_dir = files_dir
         self._files_key = files_key
+        #: Gets the payers of service accounts that have tasks.
+        self.payers: Payers | None = None
         self._tick_s = min(_TICK_S, silence_limit_s / 4)
         self._tick_at = 0.0
         self._look_at = 0.0
@@ -495,8 +498,11 @@ class Fleet:
                     self._is_restricted or spec.data_only,  # the service has a list of functions, too
                     "" if task.files is None else self._files_dir(spec.task_id, self.owner_or(spec.submitter)),
                     task.target,
+                    spec.payer,
                 )
             )
+            if spec.payer and self.payers is not None:
+                self.payers.add(spec.submitter, spec.payer)
             if task.node_files and manager.registered.files_address:
                 files[spec.task_id] = tuple(task.node_files)
             bodies.append(self._payload(task))

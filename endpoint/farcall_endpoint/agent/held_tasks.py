@@ -333,7 +333,8 @@ class HeldTasks:
         if task.files is None or task.is_staged or not (task.files.reads or task.files.writes):
             return False
         task.stage = Stage.STAGING
-        self._staging.stage_in(task.task_id, task.spec.submitter, task.files, is_sealed=bool(task.answer_key), now=now)
+        spec, is_sealed = task.spec, bool(task.answer_key)
+        self._staging.stage_in(task.task_id, spec.submitter, task.files, is_sealed=is_sealed, now=now, payer=spec.payer)
         return True
 
     def staged(self, task: Task, rows: Sequence[dict[str, Any]], *, no_nodes: str) -> None:
@@ -362,7 +363,10 @@ class HeldTasks:
 
     def _stage_out(self, task: Task, now: float) -> None:
         assert task.files is not None
-        self._staging.stage_out(task.task_id, task.spec.submitter, task.files, is_sealed=bool(task.answer_key), now=now)
+        spec, is_sealed = task.spec, bool(task.answer_key)
+        self._staging.stage_out(
+            task.task_id, spec.submitter, task.files, is_sealed=is_sealed, now=now, payer=spec.payer
+        )
 
     def stored(self, task: Task, rows: Sequence[dict[str, Any]]) -> None:
         """The files that a task has written are stored."""

@@ -43,6 +43,7 @@ from farcall_endpoint.config.section import BYTES_PER_GB
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_endpoint.environments.runners import RUNNERS
 from farcall_endpoint.environments.technologies import find_installed
+from farcall_endpoint.payers import Payers
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits
 from farcall_endpoint.providers import Provider
@@ -52,7 +53,7 @@ from farcall_endpoint.staging.places import files_directory, has_leftovers
 from farcall_endpoint.staging.plan import Staging
 from farcall_endpoint.staging.reading import ReadableFiles
 from farcall_endpoint.staging.settings import GlobusSettings, Storage, TransferSettings
-from farcall_endpoint.sweeper import Sweeper
+from farcall_endpoint.sweeper import Sweeper, place_of
 from farcall_endpoint.valkey import ValkeyServers
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def run_agent(
             spool=spool,
             memory=memory,
         )
+        fleet.payers = Payers(directory.payers_file)
         agent = Agent(
             endpoint_id=endpoint_id,
             heartbeat_s=config.heartbeat_period,
@@ -204,7 +206,12 @@ def run_agent(
                 submit=background.submit,
                 send=fleet.answer_valkey,
             ),
-            sweeper=Sweeper(working_dir, memory.path, config.data.sweep_settings),
+            sweeper=Sweeper(
+                working_dir,
+                memory.path,
+                config.data.sweep_settings,
+                payers=functools.partial(_places_of_payers, fleet.payers, memory),
+            ),
             file_transfers=TransferClient(
                 functools.partial(transfer_settings, config, directory),
                 poller=poller,
@@ -219,6 +226,16 @@ def run_agent(
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
+
+
+def _places_of_payers(payers: Payers, memory: MemoryRoot) -> dict[str, str]:
+    """The payers of service accounts, both by the places that the sweeper has for their directories."""
+    places: dict[str, str] = {}
+    for submitter, payer in payers.items():
+        places[place_of(submitter)] = place_of(payer)
+        if (in_memory := memory.of(submitter)) is not None and (of_payer := memory.of(payer)) is not None:
+            places[in_memory.name] = of_payer.name
+    return places
 
 
 def _has_memory(config: Config) -> bool:

@@ -121,11 +121,13 @@ class Pass(_Action, frozen=True):
 
 
 class ServeBlocks(_Action, frozen=True):
-    """Give the task of a worker blocks of its submitter, or delete them. Answered by BlocksServed."""
+    """Give the task of a worker blocks of its submitter, or delete them. ``payer``: as whom it has turns. Answered by
+    BlocksServed."""
 
     worker_id: int
     submitter: str
     packet: BlocksRequest
+    payer: str
 
 
 class Copy(_Action, frozen=True):

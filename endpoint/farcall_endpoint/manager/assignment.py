@@ -276,7 +276,7 @@ class Assignment:
                 workers.sort(key=lambda worker: (len(worker.jobs), worker.since))
             else:
                 workers.sort(key=lambda worker: len(worker.jobs))
-            is_starved = False  # whether a submitter before has no worker
+            is_starved = False  # whether a payer before has no worker
             pairs = self._queue.in_turn()
             for pair in pairs:
                 own = [worker for worker in workers if worker.pair == pair]
@@ -284,7 +284,7 @@ class Assignment:
                     own = [worker for worker in own if worker.jobs or not self.placement.would_overrun(worker, now)]
                 self._share(pair, own, now)
                 if len(pairs) > 1 and not is_starved:
-                    is_starved = not (self.free_slots or self.placement.has_place(pair.submitter))
+                    is_starved = not (self.free_slots or self.placement.has_place(pair.share_of))
             if self._queue:
                 self._yield_workers(now)
         if self._preparations.has_prewarmed and not self.free_slots:
@@ -398,7 +398,7 @@ class Assignment:
         for each, several in self._ahead.placed(worker, jobs):
             for job in several:
                 if job.call is not None and job.call.is_ahead:
-                    self._queue.passed(job.order.submitter)
+                    self._queue.passed(job)
             self._send_jobs(each, several, now)
 
     def _send_jobs(self, worker: Worker, jobs: Sequence[Job], now: float) -> None:

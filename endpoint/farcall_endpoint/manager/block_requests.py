@@ -42,7 +42,8 @@ class BlockRequests:
         if len(packet.parts) > MOST_PARTS or size > MOST_BYTES or size + own > _MOST_OPEN_BYTES:
             raise ValueError("a request for more bytes than a worker asks for")
         self._sizes[worker.worker_id, packet.number] = size
-        self._actions.append(ServeBlocks(worker.worker_id, worker.jobs[0].order.submitter, packet))
+        order = worker.jobs[0].order
+        self._actions.append(ServeBlocks(worker.worker_id, order.submitter, packet, order.share_of))
 
     def served(self, event: BlocksServed, worker: Worker | None) -> None:
         """A request has its answer. ``worker``: that has asked; None if it is gone."""

@@ -49,8 +49,8 @@ _NO_MEMORY: Final = "this node has no memory for blocks"
 
 
 class Turns:
-    """Requests that wait for a thread: that of the submitter with the fewest ones under way is next. No submitter has
-    all threads, so that none waits for the nodes that another one asks.
+    """Requests that wait for a thread: that of the payer with the fewest ones under way is next. No payer has all
+    threads, so that none waits for the nodes that another one asks.
 
     :param threads: how many there are.
     """
@@ -67,21 +67,21 @@ class Turns:
     def put(self, action: ServeBlocks) -> None:
         """Add a request."""
         with self._changed:
-            self._waiting.setdefault(action.submitter, collections.deque()).append(action)
+            self._waiting.setdefault(action.payer, collections.deque()).append(action)
             self._changed.notify()
 
     def take(self) -> ServeBlocks | None:
         """The next request; waits for it. None once this is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._next() is not None)
-            submitter = self._next()
-            if self._is_closed or submitter is None:
+            payer = self._next()
+            if self._is_closed or payer is None:
                 return None
-            self._running[submitter] += 1
-            waiting = self._waiting[submitter]
+            self._running[payer] += 1
+            waiting = self._waiting[payer]
             action = waiting.popleft()
             if not waiting:
-                del self._waiting[submitter]
+                del self._waiting[payer]
             self._taken.append(action)
             return action
 
@@ -90,22 +90,22 @@ class Turns:
         with self._changed:
             self._taken.remove(action)
             self._dropped &= {each.worker_id for each in self._taken}
-            self._running[action.submitter] -= 1
-            if not self._running[action.submitter]:
-                del self._running[action.submitter]
+            self._running[action.payer] -= 1
+            if not self._running[action.payer]:
+                del self._running[action.payer]
             self._changed.notify()
 
     def drop(self, worker_id: int) -> list[ServeBlocks]:
         """A worker has ended: return its requests that wait, and mark those under way."""
         dropped: list[ServeBlocks] = []
         with self._changed:
-            for submitter, waiting in list(self._waiting.items()):
+            for payer, waiting in list(self._waiting.items()):
                 dropped += [each for each in waiting if each.worker_id == worker_id]
                 left = collections.deque(each for each in waiting if each.worker_id != worker_id)
                 if left:
-                    self._waiting[submitter] = left
+                    self._waiting[payer] = left
                 else:
-                    del self._waiting[submitter]
+                    del self._waiting[payer]
             self._dropped |= {each.worker_id for each in self._taken if each.worker_id == worker_id}
         return dropped
 

@@ -495,7 +495,7 @@ class ManagerCore:
                 self._interruptions.kill(worker, str(error))
                 return
         job = worker.jobs.popleft()
-        self._queue.done(job.order.submitter)
+        self._queue.done(job.order.share_of)
         worker.unread_bytes -= orders.unread_bytes(job)
         run_s, measured_s, ended_at = done.ended_at - done.started_at, now.mono - worker.since, done.ended_at
         if run_s < 0.0 or not -_LATE_S <= measured_s - run_s <= _UNSEEN_S:

@@ -53,7 +53,7 @@ class EnvironmentState:
     """One environment.
 
     ``waiting``: tasks until it is ready. ``prewarm``: so many idle workers are kept. ``is_default``: tasks that name no
-    environment run in it. ``submitters``: of the tasks that wait; ``requester``: for which of them it is prepared,
+    environment run in it. ``payers``: of the tasks that wait; ``requester``: for which of them it is prepared,
     empty for the owner. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
     first. ``used_at``: when it was last needed.
     """
@@ -65,7 +65,7 @@ class EnvironmentState:
         self.waiting: collections.deque[Job] = collections.deque()
         self.prewarm = 0
         self.is_default = False
-        self.submitters: dict[str, None] = {}
+        self.payers: dict[str, None] = {}
         self.requester = ""
         self.text = ""
         self.since = 0.0
@@ -112,8 +112,8 @@ class EnvironmentState:
     def wait(self, jobs: Sequence[Job]) -> None:
         """Let tasks wait until it is ready."""
         if not self.waiting:
-            self.submitters.clear()
-        self.submitters |= dict.fromkeys(job.order.submitter for job in jobs)
+            self.payers.clear()
+        self.payers |= dict.fromkeys(job.order.share_of for job in jobs)
         self.waiting.extend(jobs)
 
     def needed(self, now: Instant) -> ErrorRecord | None:

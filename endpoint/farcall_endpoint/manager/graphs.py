@@ -234,6 +234,7 @@ class RunningGraph:
                 retries,
                 order.restricted,
                 order.files_dir,
+                payer=order.payer,
             ),
             body,
             payload,
@@ -401,7 +402,7 @@ class Graphs:
         """How many graphs want their calls to go to as many workers as there are."""
         self._due_at = math.inf
         self.memory = Memory(settings, writers=writers)
-        self._parts: dict[str, Memory] = {}  # by submitter
+        self._parts: dict[str, Memory] = {}  # by payer
 
     @property
     def due_at(self) -> float:
@@ -417,10 +418,9 @@ class Graphs:
         graph = callees.graph
         assert isinstance(graph, Graph)
         options = msgspec.structs.replace(job.order.options, walltime_s=None)
-        submitter = job.order.submitter
-        memory = self.memory
-        if submitter:
-            memory = self._parts.get(submitter) or self._parts.setdefault(submitter, memory.part())
+        payer, memory = job.order.share_of, self.memory
+        if payer:
+            memory = self._parts.get(payer) or self._parts.setdefault(payer, memory.part())
         run = GraphRun(graph, options=options, memory=memory, jitter=self._jitter)
         running = self.running[job.order.task_id] = RunningGraph(job, run, callees, now, touched=self._touched)
         self.spread += graph.spread
@@ -460,8 +460,8 @@ class Graphs:
             self._touched.update(dict.fromkeys(self.running.values()))
         touched = list(self._touched)
         self._touched.clear()
-        if limited := {each.job.order.submitter for each in touched if each.job.order.options.max_calls is not None}:
-            waiting = (each for each in self.running.values() if each.run.ready and each.job.order.submitter in limited)
+        if limited := {each.job.order.share_of for each in touched if each.job.order.options.max_calls is not None}:
+            waiting = (each for each in self.running.values() if each.run.ready and each.job.order.share_of in limited)
             touched = list(dict.fromkeys([*touched, *waiting]))
         for running in touched:
             run = running.run
@@ -480,12 +480,12 @@ class Graphs:
         return jobs, dropped
 
     def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
-        """The calls to make now: no more than the submitter may have at a time in all graphs here together."""
+        """The calls to make now: no more than the payer may have at a time in all graphs here together."""
         run, most = running.run, running.job.order.options.max_calls
         ready, run.ready = run.ready, []
         if most is not None and ready:
-            submitter = running.job.order.submitter
-            own = (each for each in self.running.values() if each.job.order.submitter == submitter)
+            payer = running.job.order.share_of
+            own = (each for each in self.running.values() if each.job.order.share_of == payer)
             room = max(0, most - sum(each.count_made() for each in own))
             ready, run.ready = ready[:room], ready[room:]
             running.made.update(ready)

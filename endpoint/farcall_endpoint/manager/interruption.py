@@ -199,7 +199,7 @@ class Interruptions:
             self.cancel_calls(worker, worker.jobs[0])
         self._ahead.forget(worker)
         for job in worker.jobs:
-            self._queue.done(job.order.submitter)
+            self._queue.done(job.order.share_of)
             self._take_back_followers(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
@@ -224,7 +224,7 @@ class Interruptions:
             job = worker.jobs.pop()
             if worker.drives and not worker.jobs:  # and their calls
                 self.cancel_calls(worker, job)
-            self._queue.done(job.order.submitter)
+            self._queue.done(job.order.share_of)
             worker.unread_bytes -= orders.unread_bytes(job)
             if worker.tasks_left is not None and not worker.is_leaving:
                 worker.tasks_left += 1

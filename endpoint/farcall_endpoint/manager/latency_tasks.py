@@ -2,7 +2,7 @@
 
 Each latency class has workers of its own, beyond the slots of the manager: so a task of it never waits until batch work
 has ended, and its workers can have a share of the CPUs of their own (:mod:`farcall_endpoint.qos.controller`). Within a
-class, the task that must end first comes first. The submitter with the fewest of these workers gets the next one.
+class, the task that must end first comes first. The payer with the fewest of these workers gets the next one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LatencyTasks:
         """A task has come, which may have no target. Calls of others have none."""
         target = job.order.target
         if target is not None and job.owner is None:
-            self.controller.add(job.order.task_id, target, now, submitter=job.order.submitter)
+            self.controller.add(job.order.task_id, target, now, submitter=job.order.submitter, payer=job.order.payer)
             self.report_at = min(self.report_at, now)
 
     def ended(self, jobs: list[tuple[Job, float | None]], now: float) -> None:
@@ -120,7 +120,8 @@ class LatencyTasks:
         """
         target = job.order.target
         assert target is not None
-        pair = Pair("" if self._shared else job.order.submitter, key, target.name)
+        submitter, payer = ("", "") if self._shared else (job.order.submitter, job.order.payer)
+        pair = Pair(submitter, key, target.name, payer)
         number = next(self._numbers)
         entry = (self.controller.due_time(job.order.task_id), -number if first else number, job)
         bisect.insort(self._waiting.setdefault(pair, []), entry)
@@ -157,26 +158,26 @@ class LatencyTasks:
         return (job for entries in self._waiting.values() for _, _, job in entries)
 
     def pairs(self) -> list[Pair]:
-        """The classes with waiting tasks: that of the submitter with the fewest workers first, then the one whose task
-        must end first."""
+        """The classes with waiting tasks: that of the payer with the fewest workers first, then the one whose task must
+        end first."""
         if len(self._waiting) <= 1:
             return list(self._waiting)
-        have = collections.Counter(worker.pair.submitter for worker in self._own())
+        have = collections.Counter(worker.pair.share_of for worker in self._own())
         with_worker = {worker.pair for worker in self._own()}
         return sorted(
-            self._waiting, key=lambda pair: (have[pair.submitter], pair in with_worker, self._waiting[pair][0][:2])
+            self._waiting, key=lambda pair: (have[pair.share_of], pair in with_worker, self._waiting[pair][0][:2])
         )
 
     def in_turn(self) -> list[Pair]:
-        """The classes with waiting tasks, in the order in which they start: that of the submitter with the fewest
+        """The classes with waiting tasks, in the order in which they start: that of the payer with the fewest
         running tasks first, then the one whose task is the most urgent."""
         if len(self._waiting) <= 1:
             return list(self._waiting)
-        submitter_of, urgency = self.controller.submitter_of, self.controller.urgency
-        runs = collections.Counter(submitter_of(worker.pair.target) for worker in self._own() if worker.jobs)
+        payer_of, urgency = self.controller.payer_of, self.controller.urgency
+        runs = collections.Counter(payer_of(worker.pair.target) for worker in self._own() if worker.jobs)
         return sorted(
             self._waiting,
-            key=lambda pair: (runs[submitter_of(pair.target)], urgency(self._waiting[pair][0][2].order.task_id)),
+            key=lambda pair: (runs[payer_of(pair.target)], urgency(self._waiting[pair][0][2].order.task_id)),
         )
 
     # -- workers -------------------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ class LatencyTasks:
 
     def take_turns(self, now: float) -> tuple[Worker, Pair] | None:
         """The worker that ends after its task, so that a class gets one whose tasks wait without any; None if none has
-        to. It is one of the submitter with most, and keeps its class for a turn at least."""
+        to. It is one of the payer with most, and keeps its class for a turn at least."""
         own = list(self._own())
         for worker in own:
             if worker.yields_to is not None and not self.waiting(worker.yields_to):
@@ -234,9 +235,9 @@ class LatencyTasks:
         pair = self._without_worker(own)
         if pair is None or any(worker.yields_to is not None or not worker.is_ready for worker in own):
             return None
-        have = collections.Counter(worker.pair.submitter for worker in own)
+        have = collections.Counter(worker.pair.share_of for worker in own)
         due = [worker for worker in own if now >= worker.turn_began + TURN_S]
-        giver = max(due, key=lambda worker: (have[worker.pair.submitter], -worker.turn_began), default=None)
+        giver = max(due, key=lambda worker: (have[worker.pair.share_of], -worker.turn_began), default=None)
         if giver is None:
             return None
         self._promised = pair
@@ -260,7 +261,7 @@ class LatencyTasks:
 
     def adoptable(self, pair: Pair) -> Worker | None:
         """An idle worker with a slot that can become one of a class at once; another one is started in its place."""
-        plain = Pair(pair.submitter, pair.key)
+        plain = Pair(pair.submitter, pair.key, "", pair.payer)
         return next(
             (
                 worker

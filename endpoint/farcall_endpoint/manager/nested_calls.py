@@ -383,6 +383,7 @@ class NestedCalls:
             parent.submitter,
             restricted=parent.restricted,
             files_dir=parent.files_dir,
+            payer=parent.payer,
         )
         memory = self.memory
         edge = CallOrder(is_edge=True, room_bytes=memory.room_bytes, most_bytes=memory.most_bytes, is_nested=True)

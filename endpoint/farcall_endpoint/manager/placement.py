@@ -1,8 +1,9 @@
 """Placement: who needs a worker, and whose place it gets. No I/O, no clock.
 
-A manager has a place for each slot. Places go to submitters in equal numbers, in turns where there are fewer places
-than submitters (as :mod:`farcall_common.fairness` has it for tasks). The places of one submitter go to its environments
-in proportion to their tasks, by highest averages (A. Sainte-Lague, 1910). A start of a container costs seconds, so
+A manager has a place for each slot. Places go to payers in equal numbers, in turns where there are fewer places than
+payers (as :mod:`farcall_common.fairness` has it for tasks): to submitters, but to all service accounts of one identity
+together. The places of one payer go to its pairs of submitter and environment in proportion to their tasks, by highest
+averages (A. Sainte-Lague, 1910). A start of a container costs seconds, so
 
 - a place is wanted only for tasks that no worker would begin before a start is done (CIDRE, ASPLOS 2025: wait for a
   busy warm worker, or start another), and
@@ -29,7 +30,7 @@ from farcall_endpoint.prefetch import PrefetchPolicy
 _KEPT_STARTS: Final = 4.0
 """An environment keeps a place at least for so many times what its start takes."""
 _MARGIN: Final = 1.1
-"""A place goes to another environment of a submitter only if its tasks are more by this factor."""
+"""A place goes to another pair of a payer only if its tasks are more by this factor."""
 _LEAST_REVIEW_S: Final = 0.02
 
 
@@ -94,7 +95,7 @@ class Placement:
             return []
         by_place = self._by_place()
         needs: list[tuple[Pair, int]] = []
-        for _, pairs in itertools.groupby(self._queue.in_turn(), key=lambda pair: pair.submitter):
+        for _, pairs in itertools.groupby(self._queue.in_turn(), key=lambda pair: pair.share_of):
             needs += [
                 (pair, missing)
                 for pair in self._by_share(list(pairs), by_place)
@@ -133,7 +134,7 @@ class Placement:
         counts = collections.Counter(worker.place for worker in self._active())
         return (
             self._unused_place(others, now, has_places=counts[pair] > 0)
-            or self._place_of_submitter(pair.submitter, others, now)
+            or self._place_of_payer(pair.share_of, others, now)
             or self._place_of_environment(pair, others, counts, now)
         )
 
@@ -151,7 +152,7 @@ class Placement:
         return next(iter(self._pool.in_order(idle)), None)
 
     def moved_yields(self, now: float) -> list[Worker]:
-        """Of the workers of a submitter, the first that is idle yields. None does if nothing waits for it any more.
+        """Of the workers of a payer, the first that is idle yields. None does if nothing waits for it any more.
         The workers that now yield at once."""
         moved: list[Worker] = []
         for worker in self._workers.values():
@@ -162,7 +163,7 @@ class Placement:
                 continue
             for other in self._active():
                 is_idle = other.accepts_tasks and not other.jobs and other.pair != worker.yields_to
-                same = other.pair.submitter == worker.pair.submitter
+                same = other.pair.share_of == worker.pair.share_of
                 if is_idle and same and now >= other.turn_began + TURN_S:
                     other.yields_to, worker.yields_to = worker.yields_to, None
                     moved.append(other)
@@ -173,9 +174,9 @@ class Placement:
         """Whether a task of average length would end after the worker's turn."""
         return now + (self._prefetch.mean_s or 0.0) > worker.turn_began + TURN_S
 
-    def has_place(self, submitter: str) -> bool:
-        """Whether a submitter has a place, or gets one."""
-        return any(submitter in (worker.pair.submitter, worker.place.submitter) for worker in self._active())
+    def has_place(self, payer: str) -> bool:
+        """Whether a payer has a place, or gets one."""
+        return any(payer in (worker.pair.share_of, worker.place.share_of) for worker in self._active())
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
@@ -211,8 +212,8 @@ class Placement:
         return missing
 
     def _by_share(self, pairs: list[Pair], by_place: Mapping[Pair, list[Worker]]) -> list[Pair]:
-        """The environments of a submitter: those without a place, in the order in which they came, and then by how many
-        tasks they have for each place."""
+        """The pairs of a payer: those without a place, in the order in which they came, and then by how many tasks they
+        have for each place."""
         if len(pairs) == 1:
             return pairs
         without = [pair for pair in pairs if not by_place.get(pair)]
@@ -242,24 +243,24 @@ class Placement:
             self._review(kept_until)
         return None
 
-    def _place_of_submitter(self, submitter: str, others: list[Worker], now: float) -> Worker | None:
-        """A worker of another submitter that has more than this one, or whose turn is over."""
-        counts = collections.Counter(worker.place.submitter for worker in self._active())
-        others = [worker for worker in others if worker.pair.submitter != submitter]
-        if not counts[submitter]:
+    def _place_of_payer(self, payer: str, others: list[Worker], now: float) -> Worker | None:
+        """A worker of another payer that has more than this one, or whose turn is over."""
+        counts = collections.Counter(worker.place.share_of for worker in self._active())
+        others = [worker for worker in others if worker.pair.share_of != payer]
+        if not counts[payer]:
             for worker in others:
                 if not worker.jobs and self.would_overrun(worker, now):
                     return worker
-        richest = max((counts[each.pair.submitter] for each in others), default=0)
-        if richest <= counts[submitter]:
+        richest = max((counts[each.pair.share_of] for each in others), default=0)
+        if richest <= counts[payer]:
             return None
         worker = min(
-            (each for each in others if counts[each.pair.submitter] == richest), key=lambda each: each.turn_began
+            (each for each in others if counts[each.pair.share_of] == richest), key=lambda each: each.turn_began
         )
         ends = worker.turn_began + TURN_S
-        if richest == counts[submitter] + 1 > 1:  # the odd worker changes sides, once in a turn
-            both = (submitter, worker.pair.submitter)
-            of_both = [each for each in self._active() if each.pair.submitter in both]
+        if richest == counts[payer] + 1 > 1:  # the odd worker changes sides, once in a turn
+            both = (payer, worker.pair.share_of)
+            of_both = [each for each in self._active() if each.pair.share_of in both]
             if not all(each.is_ready and each.yields_to is None for each in of_both):
                 return None
             ends = max(each.turn_began for each in of_both) + TURN_S
@@ -268,8 +269,8 @@ class Placement:
     def _place_of_environment(
         self, pair: Pair, others: list[Worker], counts: Mapping[Pair, int], now: float
     ) -> Worker | None:
-        """A worker of the same submitter in an environment that has more places than its share."""
-        mine = [worker for worker in others if worker.pair.submitter == pair.submitter]
+        """A worker of another pair of the same payer that has more places than its share."""
+        mine = [worker for worker in others if worker.pair.share_of == pair.share_of]
         if not mine:
             return None
         last_place = {each: self._demand(each) / (counts[each] - 0.5) for each in {worker.pair for worker in mine}}

@@ -32,7 +32,7 @@ _MOST_AT_ONCE: Final = 8
 _MOST_OF_OTHERS: Final = 6
 """Of those, for submitters other than the owner."""
 _MOST_OF_ONE: Final = 2
-"""Of those, for one of these: a registry that never answers keeps a preparation until its time is over."""
+"""Of those, for one payer: a registry that never answers keeps a preparation until its time is over."""
 
 _FORGET_FAILED_S: Final = 3600.0
 """An environment that has failed, and that no task has named for so long, is forgotten with its pause."""
@@ -196,15 +196,15 @@ class Preparations:
         self.due_at = 0.0
 
     def _has_room(self, state: EnvironmentState) -> bool:
-        """Whether one more environment may be prepared. No submitter can keep the owner, or all others, from it."""
+        """Whether one more environment may be prepared. No payer can keep the owner, or all others, from it."""
         requesters = [each.requester for each in self._states.values() if each.state is State.PREPARING]
         if len(requesters) >= _MOST_AT_ONCE:
             return False
         others = list(filter(None, requesters))
-        if state.is_wanted or "" in state.submitters:
+        if state.is_wanted or "" in state.payers:
             state.requester = ""
             return True
-        found = next((each for each in state.submitters if others.count(each) < _MOST_OF_ONE), None)
+        found = next((each for each in state.payers if others.count(each) < _MOST_OF_ONE), None)
         if found is None or len(others) >= _MOST_OF_OTHERS:
             return False
         state.requester = found

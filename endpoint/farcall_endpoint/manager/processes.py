@@ -380,7 +380,7 @@ class ReaperProcess:
 
 
 class Leftovers:
-    """Processes that tasks of a worker of another submitter have left behind.
+    """Processes that tasks of a worker have left behind, which is of another submitter, or has run tasks of one.
 
     :param root: the worker, or the process above it that the manager has started.
     """
@@ -391,8 +391,8 @@ class Leftovers:
         #: When to look for them, in monotonic seconds.
         self.due_at = math.inf
 
-    def worker_ready(self) -> None:
-        """The worker has started, and has run no task: its processes are its own."""
+    def keep_present(self) -> None:
+        """The worker has run no task of another submitter: the processes that it has now are its own."""
         self._own = tree(self._root)
 
     def task_ended(self, *, now: float) -> None:

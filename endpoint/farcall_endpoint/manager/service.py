@@ -23,6 +23,7 @@ from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
 from farcall_endpoint.graphs.tails import joined
 from farcall_endpoint.graphs.values import read
+from farcall_endpoint.isolation import Isolation
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.manager.actions import (
     Action,
@@ -96,6 +97,7 @@ from farcall_endpoint.worker.channel import (
     Packet,
     Peer,
     Ready,
+    Run,
     Sync,
 )
 from farcall_endpoint.worker.edges import edge_pair
@@ -202,7 +204,8 @@ class Manager:
         self._returns: dict[int, Returns] = {}  # by worker: arenas that it has lent
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
-        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those of other submitters
+        self._leftovers: dict[int, Leftovers] = {}  # by worker, for those that run tasks of other submitters
+        self._has_shared_workers = registered.isolation == Isolation.NONE
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
         self._functions_of: dict[str, dict[str, Frame]] = {}  # by manager whose calls run here
@@ -380,6 +383,14 @@ class Manager:
             held_bytes={} if begun is None else begun.resident_bytes,
             held_file_bytes={} if begun is None else begun.file_bytes,
         )
+
+    def _watch_shared(self, worker_id: int, worker: WorkerProcess, packet: Run) -> None:
+        """A worker that all submitters share gets tasks: what it runs is kept until the first one of another one."""
+        for order in packet.orders:
+            if order.submitter:
+                leftovers = self._leftovers[worker_id] = Leftovers(worker.worker_pid or worker.pid)
+                leftovers.keep_present()
+                return
 
     def _find_leftovers(self) -> list[Event]:
         """Look for processes that tasks of other submitters have left, when it is time."""
@@ -597,6 +608,8 @@ class Manager:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
                     worker = self._workers[worker_id]
+                    if self._has_shared_workers and worker_id not in self._leftovers:
+                        self._watch_shared(worker_id, worker, packet)
                     try:
                         worker.channel.order(packet, body)
                     except OSError:  # dying or stuck; tasks that it does not start go to others
@@ -844,7 +857,7 @@ class Manager:
         if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
             for packet, _ in packets:
                 if type(packet) is Ready:
-                    leftovers.worker_ready()
+                    leftovers.keep_present()
                 elif type(packet) is Done:
                     leftovers.task_ended(now=time.monotonic())
         return events

@@ -1,4 +1,5 @@
-"""Waiting tasks of a manager, by submitter and environment. Submitters take turns (:mod:`farcall_common.fairness`).
+"""Waiting tasks of a manager, by submitter and environment. Payers take turns
+(:mod:`farcall_common.fairness`): submitters, but all service accounts of one identity together.
 
 Among the tasks of one submitter and environment the deepest come first: calls of tasks that wait for them, each for the
 next. What was started is finished before more is started, so few tasks wait in the middle.
@@ -20,12 +21,16 @@ from farcall_endpoint.manager.workers import Pair
 
 _MOST_LOOKED_AT: Final = 64
 """At the end of a queue, so many calls more than are wanted are looked at, to find those with small inputs."""
-_SUBMITTER_OF: Final = operator.attrgetter("order.submitter")
+_SUBMITTER_OF: Final = operator.attrgetter("order.submitter", "order.payer")
 
 
 def _level(job: Job) -> int:
     """Where a job waits: tasks at 0, calls of their graphs at 1, calls of tasks that run at 3, and so on."""
     return 2 * job.depth + (job.owner is not None)
+
+
+def _pair_of(job: Job, key: str) -> Pair:
+    return Pair(job.order.submitter, key, "", job.order.payer)
 
 
 class _Waiting:
@@ -123,8 +128,8 @@ class TaskQueue:
         self._shared = shared
         self._default_key = default_key
         self._latency = latency
-        self._turns: FairQueue[None] = FairQueue()  # an item for each waiting task
-        #: Called with the submitter of a task that was taken, when it has ended or waits again.
+        self._turns: FairQueue[None] = FairQueue()  # by payer, an item for each waiting task
+        #: Called with the payer of a task that was taken, when it has ended or waits again.
         self.done = self._turns.done
         self._jobs: dict[Pair, _Waiting] = {}
         self._entered: dict[Pair, int] = {}  # when a pair began to wait for a place
@@ -143,17 +148,18 @@ class TaskQueue:
         """
         if self._latency.controller.classes:
             jobs = self._without_targets(jobs, key)
-        for submitter, group in itertools.groupby(jobs, _SUBMITTER_OF):
+        for (submitter, payer), group in itertools.groupby(jobs, _SUBMITTER_OF):
             several = list(group)
-            waiting = self._jobs.get(Pair(submitter, key))
+            pair = Pair(submitter, key, "", payer)
+            waiting = self._jobs.get(pair)
             if waiting is None:
-                waiting = self._enter(submitter, key)
+                waiting = self._enter(pair)
             at = waiting.at(_level(several[0]))
             if first:
                 at.extendleft(reversed(several))
             else:
                 at.extend(several)
-            self._turns.add_several(submitter, [None] * len(several))
+            self._turns.add_several(pair.share_of, [None] * len(several))
 
     def put_back(self, job: Job, key: str) -> None:
         """Put a job before the others of its submitter, environment and depth; it counts as taken until
@@ -161,10 +167,10 @@ class TaskQueue:
         if self._latency.takes(job):
             self._latency.add(job, key, first=True)
             return
-        submitter = job.order.submitter
-        jobs = self._jobs.get(Pair(submitter, key))
-        (self._enter(submitter, key) if jobs is None else jobs).at(_level(job)).appendleft(job)
-        self._turns.put_back(submitter, None)
+        pair = _pair_of(job, key)
+        jobs = self._jobs.get(pair)
+        (self._enter(pair) if jobs is None else jobs).at(_level(job)).appendleft(job)
+        self._turns.put_back(pair.share_of, None)
 
     def take(self, pair: Pair, most: int, *, room_bytes: int, least_depth: int = 0) -> list[Job]:
         """The next jobs for a worker of this pair; they count as taken until :attr:`done`.
@@ -175,7 +181,7 @@ class TaskQueue:
         if pair.target:
             jobs = self._latency.take(pair, most, room_bytes=room_bytes)
             for job in jobs:
-                self._turns.hold(job.order.submitter)
+                self._turns.hold(job.order.share_of)
             return jobs
         if not self._shared:
             return self._take(pair, most, room_bytes, least_depth)
@@ -184,18 +190,18 @@ class TaskQueue:
             return self._take(only, most, room_bytes, least_depth) if only.key == pair.key else []
         taken: list[Job] = []
         while len(taken) < most and room_bytes >= 0:
-            submitter = self._next_submitter(pair.key, least_depth)
-            if submitter is None:
+            found = self._next_pair(pair.key, least_depth)
+            if found is None:
                 break
-            [job] = self._take(Pair(submitter, pair.key), 1, room_bytes, least_depth)
+            [job] = self._take(found, 1, room_bytes, least_depth)
             room_bytes -= unread_bytes(job)
             taken.append(job)
         return taken
 
-    def passed(self, submitter: str) -> None:
+    def passed(self, job: Job) -> None:
         """A job went to a worker without waiting here; it counts as taken until :attr:`done`."""
-        self._turns.add_several(submitter, [None])
-        self._turns.take_several(submitter, 1)
+        self._turns.add_several(job.order.share_of, [None])
+        self._turns.take_several(job.order.share_of, 1)
 
     def _without_targets(self, jobs: Iterable[Job], key: str) -> list[Job]:
         """Let those of these jobs wait that have a target; the others."""
@@ -211,15 +217,15 @@ class TaskQueue:
 
     def _put_before_later(self, job: Job, key: str) -> None:
         """Put a job with a target before those of its submitter that need not end so early."""
-        submitter, controller = job.order.submitter, self._latency.controller
+        pair, controller = _pair_of(job, key), self._latency.controller
         due_time = controller.due_time(job.order.task_id)
-        jobs = (self._jobs.get(Pair(submitter, key)) or self._enter(submitter, key)).at(_level(job))
+        jobs = (self._jobs.get(pair) or self._enter(pair)).at(_level(job))
         earlier = itertools.takewhile(
             lambda each: controller.has(each.order.task_id) and controller.due_time(each.order.task_id) <= due_time,
             jobs,
         )
         jobs.insert(sum(1 for _ in earlier), job)
-        self._turns.add(submitter, None)
+        self._turns.add(pair.share_of, None)
 
     def _take(self, pair: Pair, most: int, room_bytes: int, least_depth: int) -> list[Job]:
         jobs = self._jobs.get(pair)
@@ -227,14 +233,25 @@ class TaskQueue:
             return []
         taken = jobs.take(most, room_bytes, least_depth)
         if taken:
-            self._turns.take_several(pair.submitter, len(taken))
+            self._turns.take_several(pair.share_of, len(taken))
             if not jobs:
                 self._forget(pair)
         return taken
 
-    def _next_submitter(self, key: str, least_depth: int) -> str | None:
-        """The submitter that is next among those with jobs as deep in an environment."""
-        return next((each for each in self._turns.in_turn() if self._depth(Pair(each, key)) >= least_depth), None)
+    def _next_pair(self, key: str, least_depth: int) -> Pair | None:
+        """The pair with jobs as deep in an environment that is next."""
+        return next(
+            (pair for pair in self._by_turn() if pair.key == key and self._depth(pair) >= least_depth),
+            None,
+        )
+
+    def _by_turn(self) -> list[Pair]:
+        """The submitters and environments with waiting jobs: by the turns of payers, then the one that waits for a
+        place longest."""
+        by_payer: dict[str, list[Pair]] = {each: [] for each in self._turns.in_turn()}
+        for pair in self._jobs:
+            by_payer[pair.share_of].append(pair)
+        return [pair for pairs in by_payer.values() for pair in sorted(pairs, key=self._entered.__getitem__)]
 
     def _depth(self, pair: Pair) -> int:
         jobs = self._jobs.get(pair)
@@ -257,7 +274,7 @@ class TaskQueue:
         for pair, jobs in list(self._jobs.items()):
             out = jobs.take_out(task_ids)
             for _ in out:
-                self._turns.remove(pair.submitter, None)
+                self._turns.remove(pair.share_of, None)
             if not jobs:
                 self._forget(pair)
             found += out
@@ -272,19 +289,19 @@ class TaskQueue:
         return counts
 
     def take_calls(self, key: str, most: int, may_leave: Callable[[Job], bool], *, once: int) -> list[Job]:
-        """Take out calls that another manager runs, of the submitter that is next first; they do not count as taken.
+        """Take out calls that another manager runs, of the payer that is next first; they do not count as taken.
 
         :param once: at most so many that may not run twice.
         """
         found: list[Job] = []
-        for submitter in list(self._turns.in_turn()) if most > 0 else ():
-            pair = Pair(submitter, key)
-            if (jobs := self._jobs.get(pair)) is None or len(found) >= most:
+        for pair in self._by_turn() if most > 0 else ():
+            if pair.key != key or len(found) >= most:
                 continue
+            jobs = self._jobs[pair]
             out = jobs.take_calls(most - len(found), may_leave, once)
             once -= sum(not job.order.options.idempotent for job in out)
             for _ in out:
-                self._turns.remove(submitter, None)
+                self._turns.remove(pair.share_of, None)
             if not jobs:
                 self._forget(pair)
             found += out
@@ -323,16 +340,13 @@ class TaskQueue:
         return {pair.key for pair in (*self._jobs, *self._latency.pairs())}
 
     def in_turn(self) -> list[Pair]:
-        """The same as :meth:`pairs`, the submitter that is next first, and of its environments the one that waits for
-        a place longest."""
+        """The same as :meth:`pairs`, the payer that is next first, and of its pairs the one that waits for a place
+        longest."""
         if len(self._jobs) == 1 and not self._shared:
             return list(self._jobs)
         if self._shared:
             return sorted(self.pairs(), key=self.entered)
-        by_submitter: dict[str, list[Pair]] = {each: [] for each in self._turns.in_turn()}
-        for pair in self._jobs:
-            by_submitter[pair.submitter].append(pair)
-        return [pair for pairs in by_submitter.values() for pair in sorted(pairs, key=self.entered)]
+        return self._by_turn()
 
     def entered(self, pair: Pair) -> int:
         """A number that is higher the later a pair began to wait for a place."""
@@ -347,8 +361,7 @@ class TaskQueue:
                 self._next_entry += 1
                 self._entered[each] = self._next_entry
 
-    def _enter(self, submitter: str, key: str) -> _Waiting:
-        pair = Pair(submitter, key)
+    def _enter(self, pair: Pair) -> _Waiting:
         jobs = self._jobs[pair] = _Waiting()
         self._next_entry += 1
         self._entered[pair] = self._next_entry

@@ -21,11 +21,18 @@ TURN_S: Final = 1.0
 
 class Pair(NamedTuple):
     """What a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
-    environment (its key; empty: the endpoint's own Python); and only those of one latency class (empty: batch work)."""
+    environment (its key; empty: the endpoint's own Python); and only those of one latency class (empty: batch work).
+    ``payer``: of the submitter, empty if that is the submitter itself."""
 
     submitter: str
     key: str
     target: str = ""
+    payer: str = ""
+
+    @property
+    def share_of(self) -> str:
+        """The identity that has turns and places for these tasks."""
+        return self.payer or self.submitter
 
 
 OWN: Final = Pair("", "")

@@ -22,7 +22,7 @@ BATCH: Final = "batch"
 _WINDOW_S: Final = 4.0
 _MOST_CLASSES: Final = 128
 _MOST_OF_ONE: Final = 16
-"""Of a node, and of one submitter. Tasks of others are batch work: a submitter may name any number of targets."""
+"""Of a node, and of one payer. Tasks of others are batch work: a submitter may name any number of targets."""
 _FORGET_S: Final = 600.0
 """After so long without a task, a class is forgotten."""
 _LATE_S: Final = 10.0
@@ -59,7 +59,7 @@ class LatencyClass:
     target: Target
     window: WindowedHistogram
     used_at: float
-    submitter: str = ""
+    payer: str = ""
     pending: dict[str, float] = dataclasses.field(default_factory=dict)
     run_s: float | None = None
     weight: float = DEFAULT_WEIGHT
@@ -69,7 +69,6 @@ class LatencyClass:
     running: float = 0.0
     fastest_s: float = math.inf
     ended: int = 0
-    payer: str = ""
     max_weight: float | None = None
     is_met: bool = False
 
@@ -102,23 +101,26 @@ class Controller:
         self._decided_at: float | None = None
         self._processors = 0
 
-    def add(self, task_id: str, target: OrderTarget, now: float, *, submitter: str = "") -> bool:
-        """A task has come; False if it is batch work, as there are too many classes or its target cannot be one."""
+    def add(self, task_id: str, target: OrderTarget, now: float, *, submitter: str = "", payer: str = "") -> bool:
+        """A task has come; False if it is batch work, as there are too many classes or its target cannot be one.
+
+        :param payer: empty: the submitter.
+        """
+        payer = payer or submitter
         name = target.name
         known = self.classes.get(name)
         if known is None or (target.latency_s, target.expected_s) != (known.target.latency_s, known.target.expected_s):
             # a new class, or another baseline
             try:
-                found = self._target(target, submitter)
+                found = self._target(target, payer)
             except ValueError:
                 return False
             if known is not None:
                 known.target = found
-            elif not self._make_room(submitter):
+            elif not self._make_room(payer):
                 return False
             else:
-                known = LatencyClass(found, WindowedHistogram(_WINDOW_S), now, submitter)
-                known.payer, known.max_weight = target.payer or submitter, target.max_weight
+                known = LatencyClass(found, WindowedHistogram(_WINDOW_S), now, payer, max_weight=target.max_weight)
                 self.classes[name] = known
         if self.due_at == math.inf:
             self.due_at = now
@@ -173,10 +175,10 @@ class Controller:
         run_s = (target.expected_s or target.latency_s) if known.run_s is None else known.run_s
         return arrived_at + _AGEING * run_s
 
-    def submitter_of(self, name: str) -> str:
-        """Whose a class is; empty if that is not known any more."""
+    def payer_of(self, name: str) -> str:
+        """The identity as which the submitter of a class counts; empty if the class is not known any more."""
         known = self.classes.get(name)
-        return "" if known is None else known.submitter
+        return "" if known is None else known.payer
 
     def run_s(self, name: str) -> float | None:
         """How long a task of a class runs; None if it is not known."""
@@ -205,18 +207,18 @@ class Controller:
 
         With ``short-first``, all classes together compute on as many processors as there are. But no task is
         interrupted, and one may run for ever. So a task that is late otherwise may start beyond that, if it is the only
-        one of its class, and as many of them as there are processors; or if it is the only one of its submitter.
+        one of its class, and as many of them as there are processors; or if it is the only one of its payer.
         """
         own = self.most_running(name, most) - running.get(name, 0)
         if not self.is_short_first or not self._processors or own <= 0:
             return own
         computing, class_ = 0.0, self.classes[name]
-        is_only = True  # of its submitter
+        is_only = True  # of its payer
         for other, count in running.items():
             if count and (known := self.classes.get(other)) is not None:
                 threads = self._threads(other)
                 computing += count * (1.0 if threads is None else threads)
-                is_only &= known.submitter != class_.submitter
+                is_only &= known.payer != class_.payer
         threads = self._threads(name)
         left = round((self._processors - computing) / max(1.0 if threads is None else threads, _LEAST_THREADS))
         if computing < _LEAST_THREADS:
@@ -286,9 +288,9 @@ class Controller:
         first_at = next(iter(class_.pending.values()), now)
         return now + (class_.run_s or 0.0) >= first_at + class_.target.latency_s
 
-    def _make_room(self, submitter: str) -> bool:
-        """Whether there may be one more class of a submitter, when the one that was not used for longest is gone."""
-        own = [name for name, class_ in self.classes.items() if class_.submitter == submitter]
+    def _make_room(self, payer: str) -> bool:
+        """Whether there may be one more class of a payer, when the one that was not used for longest is gone."""
+        own = [name for name, class_ in self.classes.items() if class_.payer == payer]
         full = own if len(own) >= _MOST_OF_ONE else list(self.classes) if len(self.classes) >= _MOST_CLASSES else []
         if not full:
             return True
@@ -298,7 +300,7 @@ class Controller:
         del self.classes[min(unused, key=lambda name: self.classes[name].used_at)]
         return True
 
-    def _target(self, target: OrderTarget, submitter: str) -> Target:
+    def _target(self, target: OrderTarget, payer: str) -> Target:
         """:raises ValueError: if it cannot be one."""
         settings = self._settings
         return Target(
@@ -309,7 +311,7 @@ class Controller:
             expected_s=target.expected_s,
             weight=target.weight,
             delta=target.delta,
-            group=submitter,
+            group=payer,
         )
 
     def _leave(self, task_id: str, now: float) -> tuple[str, LatencyClass, float] | None:

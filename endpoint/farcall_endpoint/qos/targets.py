@@ -89,7 +89,6 @@ class Targets:
             max_slowdown=qos.max_slowdown,
             delta=self._deltas.get(function),
             max_weight=None if is_owner else self._max_weights.get(_payer(spec)),
-            payer="" if is_owner else _payer(spec),
         )
 
     def has_share(self, spec: TaskSpec) -> bool:

@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS urls (
     owner TEXT NOT NULL, url TEXT NOT NULL, version TEXT NOT NULL, sha256 TEXT NOT NULL, PRIMARY KEY (owner, url)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS urls_by_content ON urls (owner, sha256);
+CREATE TABLE IF NOT EXISTS payers (owner TEXT NOT NULL PRIMARY KEY, payer TEXT NOT NULL) WITHOUT ROWID;
 """
 _OWNER: Final = "owner"
 _DRAFTS: Final = "drafts"
@@ -87,6 +88,9 @@ class Cache:
         self._used: collections.Counter[str] = collections.Counter()  # bytes, by owner
         for owner, size_bytes in self._index.execute("SELECT owner, size_bytes FROM copies"):
             self._used[owner] += _taken(size_bytes)
+        self._index.execute("DELETE FROM payers WHERE owner NOT IN (SELECT owner FROM copies)")
+        #: Of service accounts with copies, by owner.
+        self._payers: dict[str, str] = dict(self._index.execute("SELECT owner, payer FROM payers").fetchall())
         if budget_bytes is None:
             free = os.statvfs(directory)
             room = free.f_bavail * free.f_frsize + self.used_bytes
@@ -206,13 +210,17 @@ class Cache:
     # -- drafts --------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def draft(self, submitter: str, number: int, size_bytes: int | None) -> Iterator[Path]:
+    def draft(self, submitter: str, number: int, size_bytes: int | None, *, payer: str = "") -> Iterator[Path]:
         """An empty file for what comes, with room for it.
 
+        :param payer: the creator of a service account, whose copies count together; empty: the submitter.
         :raises MoveError: if there is no room.
         """
-        path = self._directory / _name(submitter) / _DRAFTS / str(number)
+        owner = _name(submitter)
+        path = self._directory / owner / _DRAFTS / str(number)
         try:
+            if payer:
+                self._note_payer(owner, _name(payer))
             self.reserve(path, min(_STEP_BYTES, self.budget_bytes) if size_bytes is None else size_bytes)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
@@ -231,8 +239,8 @@ class Cache:
             self.reserve(draft, max(size_bytes, min(size_bytes + _STEP_BYTES, self.budget_bytes)))
 
     def reserve(self, draft: Path, size_bytes: int) -> None:
-        """Make room: copies that no task has are removed, each time the one of the submitter with the most bytes that
-        was not used for longest. So none loses copies to another one who has more."""
+        """Make room: copies that no task has are removed: of the payer with the most bytes, and of its account with the
+        most, each time the one that was not used for longest. So none loses copies to one who has more."""
         with self._lock:
             if size_bytes > self.budget_bytes:
                 raise MoveError(outcomes.files_too_large(size_bytes, self.budget_bytes))
@@ -256,6 +264,13 @@ class Cache:
             except sqlite3.OperationalError:  # no room to note that: a copy whose file is gone is not used
                 return True
 
+    def _note_payer(self, owner: str, payer: str) -> None:
+        with self._lock:
+            if self._payers.get(owner) != payer:
+                self._payers[owner] = payer
+                with contextlib.suppress(sqlite3.OperationalError):  # no room: it is noted with a later copy
+                    self._index.execute("INSERT OR REPLACE INTO payers VALUES (?, ?)", (owner, payer))
+
     def _evict(self, needed_bytes: int | None) -> int:
         """Bytes that removing copies has given back."""
         chosen: list[tuple[str, str]] = []
@@ -263,20 +278,26 @@ class Cache:
         # Not all rows are read: with many copies, that would take longer than the transfer that needs the room.
         query = "SELECT sha256, size_bytes FROM copies WHERE owner = ? ORDER BY used_at"
         oldest_first = {owner: self._index.execute(query, (owner,)) for owner in self._used}
-        by_bytes = [(-used_bytes, owner) for owner, used_bytes in self._used.items()]
-        heapq.heapify(by_bytes)
+        owners: dict[str, list[tuple[int, str]]] = {}  # by payer
+        for owner, used_bytes in self._used.items():
+            owners.setdefault(self._payers.get(owner, owner), []).append((-used_bytes, owner))
+        by_bytes = [(sum(negative_bytes for negative_bytes, _ in each), payer) for payer, each in owners.items()]
+        for heap in (by_bytes, *owners.values()):
+            heapq.heapify(heap)
         while by_bytes and (needed_bytes is None or freed < needed_bytes):
-            negative_bytes, owner = heapq.heappop(by_bytes)
+            of_payer, payer = heapq.heappop(by_bytes)
+            of_owner, owner = heapq.heappop(owners[payer])
             row = oldest_first[owner].fetchone()
-            if row is None:
-                continue
-            sha256, size_bytes = row
-            if self._is_needed(owner, sha256):
-                heapq.heappush(by_bytes, (negative_bytes, owner))
-                continue
-            chosen.append((owner, sha256))
-            freed += _taken(size_bytes)
-            heapq.heappush(by_bytes, (negative_bytes + _taken(size_bytes), owner))
+            if row is not None:
+                sha256, size_bytes = row
+                taken = 0 if self._is_needed(owner, sha256) else _taken(size_bytes)
+                if taken:
+                    chosen.append((owner, sha256))
+                freed += taken
+                of_payer += taken
+                heapq.heappush(owners[payer], (of_owner + taken, owner))
+            if owners[payer]:
+                heapq.heappush(by_bytes, (of_payer, payer))
         for owner, sha256 in chosen:
             self._drop(owner, sha256)
         return freed

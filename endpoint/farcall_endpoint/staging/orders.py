@@ -32,21 +32,34 @@ class Make(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """Get a file, from the cache or from its storage, for these tasks. Answered by Fetched or Failed."""
+    """Get a file, from the cache or from its storage, for these tasks. ``payer``: the creator of a service account, for
+    whom it counts; empty: the submitter. Answered by Fetched or Failed."""
 
     number: int
     submitter: str
     use: FileUse
     task_ids: tuple[str, ...]
+    payer: str = ""
+
+    @property
+    def share_of(self) -> str:
+        """The identity for which it counts."""
+        return self.payer or self.submitter
 
 
 class Store(_Message, frozen=True):
-    """Store what a task has written. Answered by Stored or Failed."""
+    """Store what a task has written. ``payer`` as in Fetch. Answered by Stored or Failed."""
 
     number: int
     submitter: str
     use: FileUse
     task_id: str
+    payer: str = ""
+
+    @property
+    def share_of(self) -> str:
+        """The identity for which it counts."""
+        return self.payer or self.submitter
 
 
 class Cancel(_Message, frozen=True):

@@ -138,6 +138,7 @@ class _Staged:
     direction: Direction
     is_sealed: bool
     since: float
+    payer: str = ""
     is_active: bool = False
     is_making: bool = False
     left: dict[int, _Transfer] = dataclasses.field(default_factory=dict)
@@ -147,6 +148,11 @@ class _Staged:
     problem: str = ""
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     contents: list[NodeFile] = dataclasses.field(default_factory=list)
+
+    @property
+    def share_of(self) -> str:
+        """The identity for which its files count."""
+        return self.payer or self.submitter
 
     @property
     def count(self) -> int:
@@ -164,6 +170,7 @@ class _Transfer:
     submitter: str
     use: FileUse
     backoff: Backoff
+    payer: str = ""
     tasks: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
     late: list[tuple[_Staged, int]] = dataclasses.field(default_factory=list)
     started_at: float | None = None
@@ -171,6 +178,11 @@ class _Transfer:
     heard_at: float = 0.0
     bytes_done: int = 0
     is_queued: bool = False
+
+    @property
+    def share_of(self) -> str:
+        """The identity for which it counts."""
+        return self.payer or self.submitter
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -224,8 +236,8 @@ class Staging:
         self._for_nodes = for_nodes
         self._jitter = jitter
         self._tasks: dict[str, _Staged] = {}
-        self._inactive: dict[str, collections.deque[_Staged]] = {}  # by submitter
-        self._active: collections.Counter[str] = collections.Counter()  # files, by submitter
+        self._inactive: dict[str, collections.deque[_Staged]] = {}  # by payer
+        self._active: collections.Counter[str] = collections.Counter()  # files, by payer
         self._copies: dict[tuple[str, FileUse], _Transfer] = {}  # of files that are read
         self._by_number: dict[int, _Transfer] = {}
         self._queue: FairQueue[_Transfer] = FairQueue()
@@ -316,18 +328,25 @@ class Staging:
         self._tidying = orders.Tidy(tuple(task_ids))
         self.orders.append(self._tidying)
 
-    def stage_in(self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float) -> None:
-        """Copy what a task reads, and make a place for what it writes."""
-        self._add(_Staged(task_id, submitter, files, IN, is_sealed, now))
+    def stage_in(
+        self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float, payer: str = ""
+    ) -> None:
+        """Copy what a task reads, and make a place for what it writes.
 
-    def stage_out(self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float) -> None:
-        """Store what a task has written."""
+        :param payer: the creator of a service account, for whom its files count; empty: the submitter.
+        """
+        self._add(_Staged(task_id, submitter, files, IN, is_sealed, now, payer))
+
+    def stage_out(
+        self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float, payer: str = ""
+    ) -> None:
+        """Store what a task has written; see :meth:`stage_in`."""
         self._places[task_id] = submitter
-        self._add(_Staged(task_id, submitter, files, OUT, is_sealed, now))
+        self._add(_Staged(task_id, submitter, files, OUT, is_sealed, now, payer))
 
     def _add(self, task: _Staged) -> None:
         self._tasks[task.task_id] = task
-        self._inactive.setdefault(task.submitter, collections.deque()).append(task)
+        self._inactive.setdefault(task.share_of, collections.deque()).append(task)
 
     def end(self, task_id: str) -> None:
         """A task has ended, or is not needed any more: of its files only the copies in the cache stay."""
@@ -339,10 +358,10 @@ class Staging:
     def _stop(self, task: _Staged) -> None:
         """Nothing moves for a task any more."""
         if not task.is_active:
-            waiting = self._inactive[task.submitter]
+            waiting = self._inactive[task.share_of]
             waiting.remove(task)
             if not waiting:
-                del self._inactive[task.submitter]
+                del self._inactive[task.share_of]
             return
         self._no_longer_active(task)
         task.is_active = task.is_making = False
@@ -366,10 +385,10 @@ class Staging:
             if now < self._no_room_until:
                 return
             self._no_room_until = None
-        for submitter, waiting in list(self._inactive.items()):
+        for payer, waiting in list(self._inactive.items()):
             while waiting and self._may_activate(waiting[0]):
                 task = waiting.popleft()
-                self._active[submitter] += task.count
+                self._active[payer] += task.count
                 task.is_active, task.done, task.done_bytes = True, 0, 0
                 task.rows.clear()
                 task.contents.clear()
@@ -378,17 +397,17 @@ class Staging:
                 else:
                     self._move(task)
             if not waiting:
-                del self._inactive[submitter]
+                del self._inactive[payer]
 
     def _may_activate(self, task: _Staged) -> bool:
         if task.task_id in self._removing:  # its former directory goes first
             return False
-        return not self._active[task.submitter] or self._active.total() + task.count <= _MOST_ACTIVE
+        return not self._active[task.share_of] or self._active.total() + task.count <= _MOST_ACTIVE
 
     def _no_longer_active(self, task: _Staged) -> None:
-        self._active[task.submitter] -= task.count
-        if not self._active[task.submitter]:
-            del self._active[task.submitter]
+        self._active[task.share_of] -= task.count
+        if not self._active[task.share_of]:
+            del self._active[task.share_of]
 
     def _make(self, task: _Staged) -> None:
         task.is_making = True
@@ -407,7 +426,7 @@ class Staging:
             transfer = self._copies.get((task.submitter, use)) if mode == "r" else None
             if transfer is None:
                 backoff = Backoff(first_s=_FIRST_WAIT_S, most_s=_LONGEST_WAIT_S, jitter=lambda: 1 - self._jitter() / 2)
-                transfer = _Transfer(next(self._numbers), task.submitter, use, backoff)
+                transfer = _Transfer(next(self._numbers), task.submitter, use, backoff, task.payer)
                 self._by_number[transfer.number] = transfer
                 if mode == "r":
                     self._copies[task.submitter, use] = transfer
@@ -459,7 +478,7 @@ class Staging:
                 self._taken += 1
                 self._start(transfer, now)
             else:  # it is not needed any more
-                self._queue.done(transfer.submitter)
+                self._queue.done(transfer.share_of)
 
     def _enqueue(self, transfer: _Transfer) -> None:
         if transfer.is_queued or transfer.started_at is not None:
@@ -468,7 +487,7 @@ class Staging:
         if self._is_batched(transfer):
             self._batches.append(transfer)
         else:
-            self._queue.add(transfer.submitter, transfer)
+            self._queue.add(transfer.share_of, transfer)
 
     def _is_batched(self, transfer: _Transfer) -> bool:
         return transfer.use.url.partition("://")[0] in self._batch_schemes
@@ -478,9 +497,13 @@ class Staging:
         self._on_way[transfer.number] = transfer
         task_ids = tuple([task.task_id for task, _ in transfer.tasks])
         if transfer.use.mode == "r":
-            self.orders.append(orders.Fetch(transfer.number, transfer.submitter, transfer.use, task_ids))
+            self.orders.append(
+                orders.Fetch(transfer.number, transfer.submitter, transfer.use, task_ids, transfer.payer)
+            )
         else:
-            self.orders.append(orders.Store(transfer.number, transfer.submitter, transfer.use, task_ids[0]))
+            self.orders.append(
+                orders.Store(transfer.number, transfer.submitter, transfer.use, task_ids[0], transfer.payer)
+            )
 
     def _stopped(self, transfer: _Transfer) -> None:
         """A transfer is not on its way any more. For those that wait for it, it continues under another number: of
@@ -489,7 +512,7 @@ class Staging:
         del self._on_way[transfer.number], self._by_number[transfer.number]
         if not self._is_batched(transfer):
             self._taken -= 1
-            self._queue.done(transfer.submitter)
+            self._queue.done(transfer.share_of)
         has_late = bool(transfer.late)
         transfer.tasks += transfer.late
         transfer.late.clear()
@@ -643,5 +666,5 @@ class Staging:
         self._stop(youngest)
         youngest.problem = record.message
         self._remove(youngest.task_id)
-        self._inactive.setdefault(youngest.submitter, collections.deque()).appendleft(youngest)
+        self._inactive.setdefault(youngest.share_of, collections.deque()).appendleft(youngest)
         return True

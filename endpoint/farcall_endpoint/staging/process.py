@@ -59,10 +59,10 @@ _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
 _MOST_THREADS: Final = 400
 _MOST_THREADS_OF_ONE: Final = 120
-"""Of one submitter: those of a server that never answers hang, and others move their files."""
+"""Of one payer: those of a server that never answers hang, and others move their files."""
 _MOST_BATCHES: Final = 64
 _MOST_BATCHES_OF_ONE: Final = 16
-"""At a time, of all submitters and of each: what comes meanwhile moves together afterwards."""
+"""At a time, of all payers and of each: what comes meanwhile moves together afterwards."""
 _PROGRESS_S: Final = 0.2
 _CACHE_USE_S: Final = 1.0
 """Shortest times between two reports, of a transfer and of the cache."""
@@ -83,12 +83,12 @@ class Transfers:
         self._places = StagedDirectories(Path(settings.working_dir))
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
-        self._running: collections.Counter[str] = collections.Counter()  # threads, by submitter
+        self._running: collections.Counter[str] = collections.Counter()  # threads, by payer
         self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pieces = PieceRequests(report)
-        self._waiting: dict[str, list[orders.Fetch | orders.Store]] = {}  # for a batch, by submitter
-        self._batches: collections.Counter[str] = collections.Counter()  # on their way, by submitter
+        self._waiting: dict[tuple[str, str], list[orders.Fetch | orders.Store]] = {}  # by both
+        self._batches: collections.Counter[str] = collections.Counter()  # on their way, by payer
         self._cache_use_at = 0.0
         for chores in (self._to_make, self._to_remove):
             threading.Thread(target=_do_chores, args=(chores,), daemon=True).start()
@@ -149,32 +149,33 @@ class Transfers:
             self._threads[order.number] = cancelled
         if order.use.url.partition("://")[0] in BATCH_SCHEMES:
             with self._lock:
-                self._waiting.setdefault(order.submitter, []).append(order)
-        elif self._running[order.submitter] >= _MOST_THREADS_OF_ONE:
+                self._waiting.setdefault((order.submitter, order.share_of), []).append(order)
+        elif self._running[order.share_of] >= _MOST_THREADS_OF_ONE:
             problem = f"{_MOST_THREADS_OF_ONE} earlier transfers of the same submitter hang"
             refused = outcomes.file_unreachable(shown(order.use.url), problem)
             self._end(order, orders.Failed(order.number, refused.to_json()))
         else:
-            self._start(order.submitter, lambda: self._transfer(order, cancelled))
+            self._start(order.share_of, lambda: self._transfer(order, cancelled))
 
     def begin_batch(self) -> None:
         """All orders that have come were given to :meth:`perform`: begin with those that move together. Each submitter
         has batches of their own: one transfer may hold its files up, and its errors may name them."""
         begun: list[tuple[str, list[orders.Fetch | orders.Store]]] = []
         with self._lock:
-            for submitter in list(self._waiting):
-                if self._batches[submitter] < _MOST_BATCHES_OF_ONE and self._batches.total() < _MOST_BATCHES:
-                    self._batches[submitter] += 1
-                    begun.append((submitter, self._waiting.pop(submitter)))
-        for submitter, batch in begun:
-            self._start(submitter, functools.partial(self._move_batch, submitter, batch))
+            for whose in list(self._waiting):
+                _, payer = whose
+                if self._batches[payer] < _MOST_BATCHES_OF_ONE and self._batches.total() < _MOST_BATCHES:
+                    self._batches[payer] += 1
+                    begun.append((payer, self._waiting.pop(whose)))
+        for payer, batch in begun:
+            self._start(payer, functools.partial(self._move_batch, payer, batch))
 
-    def _start(self, submitter: str, work: Callable[[], None]) -> None:
+    def _start(self, payer: str, work: Callable[[], None]) -> None:
         with self._lock:
             if self._running.total() >= _MOST_THREADS:
                 sys.stderr.write(f"{_MOST_THREADS} transfers hang\n")
                 os._exit(1)
-            self._running[submitter] += 1
+            self._running[payer] += 1
         threading.Thread(target=work, daemon=True).start()
 
     def _transfer(self, order: orders.Fetch | orders.Store, cancelled: threading.Event) -> None:
@@ -183,12 +184,12 @@ class Transfers:
             lambda: self._fetch(order, cancelled) if isinstance(order, orders.Fetch) else self._store(order, cancelled),
         )
         with self._lock:
-            self._stopped(order.submitter)
+            self._stopped(order.share_of)
 
-    def _stopped(self, submitter: str) -> None:
-        self._running[submitter] -= 1
-        if not self._running[submitter]:
-            del self._running[submitter]
+    def _stopped(self, payer: str) -> None:
+        self._running[payer] -= 1
+        if not self._running[payer]:
+            del self._running[payer]
 
     def _attempt(self, order: orders.Fetch | orders.Store, work: Callable[[], Report | None]) -> bool:
         """Do something for a transfer, which has ended if that fails or returns a report. True if it has not."""
@@ -265,7 +266,7 @@ class Transfers:
 
     def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:
         """Copy a file from its storage to the cache and to its tasks; its SHA-256 and its size."""
-        with self._cache.draft(order.submitter, order.number, found.size_bytes) as draft:
+        with self._cache.draft(order.submitter, order.number, found.size_bytes, payer=order.payer) as draft:
             progress = self._progress(order.number)
 
             def report(size_bytes: int) -> None:
@@ -318,7 +319,7 @@ class Transfers:
         finally:
             os.close(descriptor)
 
-    def _move_batch(self, submitter: str, batch: Sequence[orders.Fetch | orders.Store]) -> None:
+    def _move_batch(self, payer: str, batch: Sequence[orders.Fetch | orders.Store]) -> None:
         """Move files of a submitter by a service that takes many in one order."""
         by_mover: dict[BatchMover, list[orders.Fetch | orders.Store]] = {}
         for order in batch:
@@ -339,10 +340,10 @@ class Transfers:
                 for order in some:
                     self._end(order, self._failure(order, error))
         with self._lock:
-            self._stopped(submitter)
-            self._batches[submitter] -= 1
-            if not self._batches[submitter]:
-                del self._batches[submitter]
+            self._stopped(payer)
+            self._batches[payer] -= 1
+            if not self._batches[payer]:
+                del self._batches[payer]
         self.begin_batch()
 
     def _is_here(self, order: orders.Fetch | orders.Store) -> bool:
@@ -371,7 +372,8 @@ class Transfers:
                         sha256 = there.sha256 or self._cache.known(order.submitter, order.use.url, there.version)
                         if sha256 and not order.use.sha256 and (linked := self._link(order, sha256)) is not None:
                             return orders.Fetched(order.number, linked, sha256, cached=True)
-                        path = files.enter_context(self._cache.draft(order.submitter, order.number, there.size_bytes))
+                        draft = self._cache.draft(order.submitter, order.number, there.size_bytes, payer=order.payer)
+                        path = files.enter_context(draft)
                     moves[order.number] = order, Move(order.number, order.use.url, order.use.mode, path, there)
                     return None
 

@@ -111,6 +111,8 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
         end = at + order.payload_bytes
         arrived = None if order.call is None else inbox.arrived(order.task_id, order.call)
         if inbox.syncs == syncs and (arrived is not None or channel.claim()):
+            if order.submitter:
+                runner.is_of_other = True
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)

@@ -80,8 +80,8 @@ class Runner:
         self, capture: Capture, *, endpoint_id: str, settings: WorkerSettings, inbox: Inbox | None = None
     ) -> None:
         self._inbox = inbox
-        #: Whether it serves another submitter than the owner.
-        self.is_of_other = bool(settings.submitter)
+        #: Whether it has run a task of another submitter than the owner.
+        self.is_of_other = False
         self._capture = capture
         self._endpoint_id = endpoint_id
         allowed = frozenset(settings.allowed_serializers) or None

@@ -322,6 +322,7 @@ class FileReads:
             path=ask.path,
             offset_bytes=ask.offset_bytes,
             max_bytes=ask.max_bytes,
+            payer="" if ask.payer == ask.submitter else ask.payer,
         )
         if actions := send(wanted, now):
             self._reads[ask.request_id] = _Read(ask, now.mono + limit_s)

@@ -95,13 +95,13 @@ class FakeCloud(ScriptedRouter):
             self.serializer.pack_function(function), [self.serializer.pack_call(args) for args in calls], **options
         )
 
-    def submit_graph(self, functions: Sequence[Callable[..., Any]], payload: bytes) -> str:
+    def submit_graph(self, functions: Sequence[Callable[..., Any]], payload: bytes, **options: Any) -> str:
         """Queue a task whose stages call these functions."""
         bodies = [self.serializer.pack_function(each) for each in functions]
         callees = tuple(Callee(f"id-{number}", hashlib.sha256(body).hexdigest()) for number, body in enumerate(bodies))
         for body in bodies:
             self.submit_raw(body, [])  # the next message has it
-        return self.submit_raw(bodies[-1], [payload], callees=callees)[0]
+        return self.submit_raw(bodies[-1], [payload], callees=callees, **options)[0]
 
     def submit_raw(self, body: bytes, payloads: Sequence[bytes], *, signature: str = "", **options: Any) -> list[str]:
         """Queue tasks with ready bytes. The name of each function is f."""
