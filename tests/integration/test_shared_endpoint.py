@@ -17,47 +17,21 @@ import msgspec
 import psutil
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.system_calls import RULES, architecture
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.support.endpoint.levels import ATTACKER, LEVELS, MISSING, VICTIM, endpoint_at_each_level
 from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
 
-ATTACKER = "018f0000-0000-7000-8000-00000000000a"
-VICTIM = "018f0000-0000-7000-8000-00000000000b"
 SECRETS = {
     "FARCALL_CLIENT_SECRET": "hush",
     "GLOBUS_COMPUTE_CLIENT_SECRET": "hush",
     "AWS_SECRET_ACCESS_KEY": "hush",
     "SSH_AUTH_SOCK": "hush",
 }
-MISSING = {"landlock": landlock.missing_alone(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    """An endpoint with one worker, so that attacker and victim follow one another."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SECRETS.items():
-            environment.setenv(name, value)
-        home = tmp_path_factory.mktemp("home")
-        with running_endpoint(home, workers=1, engine={"isolation": request.param}) as endpoint:
-            wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
-            yield endpoint
-
-
-@pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
-def level(endpoint: EndpointProcess) -> str:
-    return str(endpoint.directory.read_status()["isolation"])
+endpoint = endpoint_at_each_level(workers=1, variables=SECRETS)
+"""One worker, so that attacker and victim follow one another."""
 
 
 def variables() -> dict[str, str]:

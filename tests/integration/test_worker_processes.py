@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, landlock
-from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
+from tests.support.endpoint import EndpointProcess, FakeCloud
+from tests.support.endpoint.levels import ATTACKER, LEVELS, VICTIM, endpoint_at_each_level
 from tests.waiting import wait_until
 
-ATTACKER = "018f0000-0000-7000-8000-00000000000a"
-VICTIM = "018f0000-0000-7000-8000-00000000000b"
-MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    with running_endpoint(tmp_path_factory.mktemp("home"), workers=2, engine={"isolation": request.param}) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
-        yield endpoint
-
-
-@pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
-def level(endpoint: EndpointProcess) -> str:
-    return str(endpoint.directory.read_status()["isolation"])
+endpoint = endpoint_at_each_level(workers=2)
+single = endpoint_at_each_level(workers=1, levels=LEVELS[1:])
 
 
 def run_away(name: str, fast: int) -> None:
@@ -92,14 +69,6 @@ def test_process_that_keeps_on_forking_delays_no_other_submitter(
     assert cloud.end(runaway).error["code"] == "WALLTIME_EXCEEDED"
     wait_until(lambda: not named(name))
     assert endpoint.managers() == [manager], "the agent had no reason to end it"
-
-
-@pytest.fixture(scope="module", params=LEVELS[1:])
-def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    """An endpoint with one worker."""
-    with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine={"isolation": request.param}) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
-        yield endpoint
 
 
 def leave_behind(name: str, adopted: bool) -> None:
