@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from pathlib import Path
+
 import msgspec
+import psutil
 import pytest
 
 from tests.support.endpoint import EndpointProcess, FakeCloud
@@ -157,4 +162,109 @@ def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCl
     assert ended.error["code"] == "WORKER_DIED"
     after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
     assert (after.value, after.spec.attempt) == ("the truth", 1)
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def forge_the_end(packet: bytes, run_s: float) -> None:
+    """Report the end of this task, with other times than its own. The second report, of the worker itself, ends it."""
+    import os
+    import socket
+    import stat
+    import time
+
+    time.sleep(run_s)
+    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
+    for descriptor in range(3, 200):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == socket.SOCK_SEQPACKET:
+                    end.send(packet)
+        except OSError:
+            continue
+
+
+_DAYS_S = 400 * 24 * 3600.0
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(_DAYS_S, _DAYS_S), (-_DAYS_S, 0.0), (0.0, 0.0)],
+    ids=["later", "long", "no time"],
+)
+def test_a_task_that_forges_its_times_has_those_of_the_manager(cloud: FakeCloud, told: tuple[float, float]) -> None:
+    """Usage is charged by them."""
+    began_at = time.time()
+    times = [began_at + each for each in told]
+    forged = packet("Done", OWN_TASK, *times) + b'11\n"a lie"'
+    ended = cloud.end(cloud.submit(forge_the_end, forged, 1.0, submitter=ATTACKER))
+    assert ended.value == "a lie", "a task may return what it likes"
+    assert ended.spec.started_at is not None
+    assert ended.spec.ended_at is not None
+    assert 0.8 < ended.spec.ended_at - ended.spec.started_at < 300
+    assert began_at - 60 < ended.spec.ended_at < time.time() + 60
+
+
+def test_a_task_that_reports_its_end_and_runs_on_keeps_no_place(
+    cloud: FakeCloud, endpoint: EndpointProcess, level: str
+) -> None:
+    if level == "none":
+        pytest.skip("submitters share the worker at this level")
+
+    def forge_and_run_on(packet: bytes) -> None:
+        forge_the_end(packet, 0.0)
+        time.sleep(1000)
+
+    [manager] = endpoint.managers()
+    forged = packet("Done", OWN_TASK, time.time(), time.time()) + b'11\n"a lie"'
+    assert cloud.end(cloud.submit(forge_and_run_on, forged, submitter=ATTACKER)).value == "a lie"
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def ask_for_a_sparse_block(size_bytes: int, part_bytes: int) -> str:
+    """Ask the manager for parts of a file that takes no memory."""
+    from farcall import current
+
+    task = current()
+    assert task.memory_dir is not None
+    file = task.memory_dir / "blocks" / "b-x"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("wb") as opened:
+        opened.truncate(size_bytes)
+    try:
+        task.node_memory().fetch("", [("x", start, start + part_bytes) for start in range(0, size_bytes, part_bytes)])
+    finally:
+        file.unlink()
+    return "served"
+
+
+def memory_files_of(process: psutil.Process) -> int:
+    """Bytes of the memory files that a process has open."""
+    found: dict[int, int] = {}
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:" in str(link.readlink()):
+                state = link.stat()
+                found[state.st_ino] = state.st_blocks * 512
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "part_bytes"),
+    [(3 * 2**30, 3 * 2**30), (3 * 2**30, 60 * 2**20), (60 * 2**20, 60 * 2**20)],
+    ids=["one large part", "many parts", "one part"],
+)
+def test_a_sparse_block_takes_no_memory_of_the_manager(
+    cloud: FakeCloud, endpoint: EndpointProcess, size_bytes: int, part_bytes: int
+) -> None:
+    [manager] = endpoint.managers()
+    before = manager.memory_info().rss
+    task_id = cloud.submit(ask_for_a_sparse_block, size_bytes, part_bytes, submitter=ATTACKER, max_attempts=1)
+    most = 0
+    while not cloud.has_ended(task_id):
+        most = max(most, memory_files_of(manager) + manager.memory_info().rss - before)
+    assert cloud.end(task_id).error["code"] in {"WORKER_DIED", "TASK_FAILED"}
+    assert most < 2**28
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
     assert [each.pid for each in endpoint.managers()] == [manager.pid]
