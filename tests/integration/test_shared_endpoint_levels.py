@@ -58,6 +58,17 @@ def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_pa
                 assert ("Landlock: kernel" if os.geteuid() else "runs as root") in text
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run an endpoint of root")
+@pytest.mark.parametrize("level", LEVELS[:3])
+def test_an_endpoint_of_root_runs_no_task_of_others_below_bubblewrap(level: str, tmp_path: Path) -> None:
+    with running_endpoint(tmp_path, workers=1, engine={"isolation": level}, may_be_root=True) as endpoint:
+        cloud = endpoint.cloud
+        assert cloud.end(cloud.submit(os.geteuid)).value == 0
+        error = cloud.end(cloud.submit(os.geteuid, submitter=ATTACKER)).error
+        assert error["code"] == "ISOLATION_MISSING"
+        assert "runs as root" in error["message"]
+
+
 def plant(body: str) -> str:
     """Write code that Python imports at its start, where it looks for packages of the home directory."""
     import pathlib

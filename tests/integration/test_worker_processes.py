@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,63 @@ def test_tasks_that_use_process_pools_share_a_worker(single: EndpointProcess) ->
         assert not ended.error, ended.error
         counts.append(ended.value)
     assert counts == [1, 2, 3]
+
+
+def wait_with_a_name(name: str) -> None:
+    import time
+    from pathlib import Path
+
+    Path("/proc/self/comm").write_text(name)
+    time.sleep(1000)
+
+
+def limit_and_slow(pids: list[int]) -> dict[int, list[str]]:
+    """Limit what processes may use so that the kernel ends them or fails their calls, and slow them."""
+    import os
+    import resource
+
+    done: dict[int, list[str]] = {}
+    for pid in pids:
+        attempts: dict[str, Callable[[int], object]] = {
+            "open files": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)),
+            "size of files": lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0)),
+            "policy": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+            "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+            "processor time": lambda pid: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+        }
+        for name, attempt in attempts.items():
+            try:
+                attempt(pid)
+            except OSError:
+                continue
+            done.setdefault(pid, []).append(name)
+    return done
+
+
+def state_of(pid: int) -> tuple[object, ...]:
+    """What others may have changed. Reading resource limits by a call would take a right that root may lack."""
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    return limits, os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)
+
+
+def test_no_task_ends_or_slows_processes_of_others_by_their_limits(
+    cloud: FakeCloud, endpoint: EndpointProcess, level: str
+) -> None:
+    name = f"slow{os.getpid()}"
+    waiting = cloud.submit(wait_with_a_name, name, submitter=VICTIM, max_attempts=1)
+    wait_until(lambda: named(name))
+    assert endpoint.agent is not None
+    [victim], [manager] = named(name), endpoint.managers()
+    separates = level in ("landlock", "bubblewrap")
+    targets = [victim, manager.pid, endpoint.agent.pid] if separates else [victim]
+    before = {pid: state_of(pid) for pid in targets}
+    found = cloud.end(cloud.submit(limit_and_slow, targets, submitter=ATTACKER)).value
+    assert found == (
+        {} if separates else {victim: ["open files", "size of files", "policy", "priority", "processor time"]}
+    )
+    assert ({pid: state_of(pid) for pid in targets} == before) == separates
+    assert cloud.end(cloud.submit(answer, submitter=ATTACKER)).value == 42
+    assert not cloud.has_ended(waiting)
+    cloud.cancel(waiting)
+    assert cloud.end(waiting).error["code"] == "TASK_CANCELLED"
+    assert endpoint.managers() == [manager]
