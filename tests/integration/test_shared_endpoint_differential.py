@@ -280,7 +280,7 @@ def leave_processes() -> None:
     import time
 
     ends_at = time.monotonic() + STORM_S
-    for _ in range(4):
+    for _ in range(2):
         if os.fork() == 0:
             os.setsid()
             if os.fork():
@@ -298,7 +298,7 @@ def leave_threads() -> None:
         while time.monotonic() < ends_at:
             pass
 
-    for _ in range(4):
+    for _ in range(2):
         threading.Thread(target=spin, args=[time.monotonic() + STORM_S], daemon=True).start()
 
 
@@ -307,8 +307,7 @@ def spin() -> None:
     import time
 
     ends_at = time.monotonic() + STORM_S
-    for _ in range(2):
-        os.fork()
+    os.fork()
     while time.monotonic() < ends_at:
         pass
     os._exit(1)
@@ -355,7 +354,7 @@ class Storm:
         while len(self._open) < 4:
             kind = next(self._kinds)
             args = [[each.pid for each in self._endpoint.family()]] if kind is signal_others else []
-            task_id = cloud.submit(kind, *args, submitter=ATTACKER, max_attempts=1, walltime_s=1.5)
+            task_id = cloud.submit(kind, *args, submitter=ATTACKER, max_attempts=1, walltime_s=1.0)
             self._open[task_id] = kind.__name__
 
     def has_run(self) -> bool:
