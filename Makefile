@@ -228,7 +228,8 @@ test-security: setup
 	  tests/unit/test_sealing.py tests/unit/test_sdk_sealing.py tests/integration/test_sealed_calls.py \
 	  tests/unit/test_lambdas_a[bcltu]*.py tests/unit/test_lambdas_route_access.py \
 	  tests/unit/test_lambdas_sharing.py tests/unit/test_lambdas_withdrawal.py tests/unit/test_lambdas_tokens.py tests/unit/test_lambdas_signed_caller.py tests/unit/test_forwarder_fuzz.py \
-	  tests/integration/test_shared_endpoint.py tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \
+	  tests/integration/test_shared_endpoint*.py tests/integration/test_worker_processes.py \
+	  tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \
 	  tests/integration/test_api_oidc.py tests/integration/test_forwarder_abuse.py -n 2 --dist loadfile
 
 # The same suite on deployments: whole on PROFILES, its tests with the mark "smoke" on SMOKE_PROFILES. All run at the same

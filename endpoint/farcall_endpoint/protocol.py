@@ -98,7 +98,7 @@ class TaskOrder(_Part, frozen=True):
     empty for the owner of the endpoint. Each submitter has workers and a working directory. ``data_only``: its
     arguments must be data. ``retry``: how many runs before this one raised and were retried. ``restricted``: it calls
     no functions but its callees. ``files_dir``: the directory of its files; empty if it has none. ``target``: None for
-    batch work. ``payer``: the creator of a service account, as whom it has turns and budgets; empty: the submitter."""
+    batch work. ``payer``: the creator of a service account, whose turns and budgets these are; empty: the submitter."""
 
     task_id: str
     attempt: int

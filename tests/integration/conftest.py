@@ -1,4 +1,4 @@
-"""The servers that integration tests may ask for, and the order of the files."""
+"""Servers and endpoints that integration tests may ask for, and the order of the files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,19 @@ from tests.integration.store_servers import (
     valkey,
     valkey_server,
 )
+from tests.support.endpoint.levels import cloud, level
 
-__all__ = ["localstack", "postgres_server", "postgres_url", "s3_environment", "s3_server", "valkey", "valkey_server"]
+__all__ = [
+    "cloud",
+    "level",
+    "localstack",
+    "postgres_server",
+    "postgres_url",
+    "s3_environment",
+    "s3_server",
+    "valkey",
+    "valkey_server",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,23 +23,19 @@ from farcall_common.environments import Environment
 from farcall_endpoint import Engine
 from farcall_endpoint.agent import memory_root
 from farcall_endpoint.agent.memory_root import MemoryRoot
-from farcall_endpoint.isolation import bubblewrap, landlock
 from farcall_endpoint.payers import Payers
 from farcall_endpoint.protocol import ValkeyAnswered
 from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
 from farcall_endpoint.valkey import Job, ValkeyServers, ValkeySettings
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
 from tests.support.ordinary_user import as_ordinary_user
 from tests.waiting import wait_until
 
 ALICE = "018f0000-0000-7000-8000-00000000000a"
 BOB = "018f0000-0000-7000-8000-00000000000b"
-MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
+endpoint = endpoint_at_each_level(workers=2)
 
 
 @contextlib.contextmanager
@@ -53,23 +49,6 @@ def endpoint_with(
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"data": data}))
         endpoint.start()
         yield endpoint
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    with endpoint_with(tmp_path_factory.mktemp("home"), isolation=request.param) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
-        yield endpoint
-
-
-@pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
-def level(endpoint: EndpointProcess) -> str:
-    return str(endpoint.directory.read_status()["isolation"])
 
 
 def value(cloud: FakeCloud, function: Any, *args: object, **options: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from farcall_common.environments import Environment
-from tests.integration.test_endpoint_data import ALICE, BOB, LEVELS, MISSING, endpoint_with, value
+from tests.integration.test_endpoint_data import ALICE, BOB, endpoint_with, value
+from tests.support.endpoint.levels import LEVELS, MISSING
 from tests.support.images import DEBIAN, image
 
 LARGE = 1_000_000

@@ -29,11 +29,6 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProce
 
 
 @pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
 def release(tmp_path: Path) -> Iterator[Path]:
     """A file that tasks wait for. It is there when the test is over, however that ends."""
     path = tmp_path / "release"

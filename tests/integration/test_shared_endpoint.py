@@ -7,58 +7,29 @@ import ctypes
 import os
 import resource
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.system_calls import RULES, architecture
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
+from tests.support.endpoint.levels import ATTACKER, LEVELS, MISSING, VICTIM, endpoint_at_each_level
 from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
 
-ATTACKER = "018f0000-0000-7000-8000-00000000000a"
-VICTIM = "018f0000-0000-7000-8000-00000000000b"
 SECRETS = {
     "FARCALL_CLIENT_SECRET": "hush",
     "GLOBUS_COMPUTE_CLIENT_SECRET": "hush",
     "AWS_SECRET_ACCESS_KEY": "hush",
     "SSH_AUTH_SOCK": "hush",
 }
-MISSING = {"landlock": landlock.missing_alone(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    """An endpoint with one worker, so that attacker and victim follow one another."""
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in SECRETS.items():
-            environment.setenv(name, value)
-        home = tmp_path_factory.mktemp("home")
-        with running_endpoint(home, workers=1, engine={"isolation": request.param}) as endpoint:
-            wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
-            yield endpoint
-
-
-@pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
-def level(endpoint: EndpointProcess) -> str:
-    return str(endpoint.directory.read_status()["isolation"])
+endpoint = endpoint_at_each_level(workers=1, variables=SECRETS)
+"""One worker, so that attacker and victim follow one another."""
 
 
 def variables() -> dict[str, str]:
@@ -97,6 +68,10 @@ def patch_the_worker() -> None:
         runner._serialized = lambda value, order: (b'11\n"a lie"',)  # type: ignore[method-assign]
 
 
+def end_the_worker() -> None:
+    os._exit(1)
+
+
 def truth(argument: str) -> str:
     return argument
 
@@ -110,25 +85,6 @@ def start_a_process(name: str) -> None:
 def processes_with(argument: str) -> list[int]:
     """The processes, of whatever namespace, that were started with an argument; zombies have none."""
     return [each.pid for each in psutil.process_iter(["cmdline"]) if argument in (each.info["cmdline"] or ())]
-
-
-def forge(packet: bytes) -> None:
-    """Write to the socket by which this task's worker speaks with its manager."""
-    import os
-    import socket
-    import stat
-    import time
-
-    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
-    for descriptor in range(3, 200):
-        try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                end = socket.socket(fileno=os.dup(descriptor))
-                if end.type == socket.SOCK_SEQPACKET:
-                    end.send(packet)
-        except OSError:
-            continue
-    time.sleep(100)  # until the manager ends this worker
 
 
 def test_no_task_gets_credentials_of_the_agent(cloud: FakeCloud, endpoint: EndpointProcess, level: str) -> None:
@@ -166,135 +122,10 @@ def test_nothing_of_one_submitter_is_left_for_another(cloud: FakeCloud, level: s
     answer = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value
     if level == "none":
         assert answer == "a lie", "the attack works where nothing separates submitters"
+        cloud.end(cloud.submit(end_the_worker, max_attempts=1))
         return
     assert answer == "the truth"
     assert not processes_with(name)
-
-
-OWN_TASK = "0" * 36
-"""In a packet, the place of the id of the task that sends it."""
-
-
-def packet(name: str, *fields: object) -> bytes:
-    header = b"".join([bytes([0x90 + 1 + len(fields)]), *map(encoded, (name, *fields))])
-    return len(header).to_bytes(4, "little") + header
-
-
-def encoded(field: object) -> bytes:
-    return field if isinstance(field, bytes) else msgspec.msgpack.encode(field)
-
-
-def nested(depth: int) -> bytes:
-    """A map with arrays in arrays, which no encoder writes."""
-    return b"\x81\xa1x" + b"\x91" * depth + b"\xc0"
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [
-        b"",
-        b"\xff" * 100,
-        b"\xff\xff\xff\xff",
-        packet("Done", "another-task", 0.0, 1.0),
-        packet("Done", 7),
-        packet("Ready", 1),
-        packet("Synced"),
-        packet("Sync"),
-        packet("Run", []),
-        packet("Begun", "another-task", {1: -1}),
-        packet("Done", OWN_TASK, float("nan"), 1.0),
-        packet("Done", OWN_TASK, 0.0, float("inf")),
-        packet("Done", OWN_TASK, 0.0, 1.0, None, nested(60_000)),
-    ],
-    ids=[
-        "empty",
-        "noise",
-        "length",
-        "result",
-        "fields",
-        "ready",
-        "synced",
-        "sync",
-        "run",
-        "begun",
-        "nan",
-        "inf",
-        "deep",
-    ],
-)
-def test_a_forged_packet_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess, forged: bytes) -> None:
-    [manager] = endpoint.managers()
-    ended = cloud.end(cloud.submit(forge, forged, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
-    assert ended.error["code"] in {
-        "WORKER_DIED",
-        "WALLTIME_EXCEEDED",
-    }  # an empty packet, and an ignored one, do nothing
-    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
-    assert (after.value, after.spec.attempt) == ("the truth", 1)
-    assert [each.pid for each in endpoint.managers()] == [manager.pid]
-
-
-def spoil_descriptors() -> None:
-    """Whatever of them is shared with the manager: it must not wait for them, nor depend on what it reads."""
-    import contextlib
-    import fcntl
-    import os
-
-    os.write(1, b"x" * 5000)
-    for descriptor in range(200):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)  # and no O_NONBLOCK
-        with contextlib.suppress(OSError):
-            os.eventfd_write(descriptor, 2**62)
-    with contextlib.suppress(OSError):
-        os.pread(1, 5000, 0)
-    os._exit(1)
-
-
-def test_spoiled_descriptors_end_their_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
-    [manager] = endpoint.managers()
-    for task_id in cloud.submit_many(spoil_descriptors, [()] * 3, submitter=ATTACKER, max_attempts=1):
-        assert cloud.end(task_id).error["code"] == "WORKER_DIED"
-    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
-    assert [each.pid for each in endpoint.managers()] == [manager.pid]
-
-
-def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
-    """The agent would be killed when it reads what is no longer there; a directory has a size, too."""
-
-    def send_files() -> None:
-        import array
-        import os
-        import socket
-        import stat
-        import struct
-        import time
-
-        header = b"\x93\xa4Done" + b"\xd9\x24" + os.environ["FARCALL_TASK_ID"].encode() + b"\x00"
-        header = b"\x94" + header[1:] + b"\x01"
-        memory = os.memfd_create("forged")
-        os.write(memory, b"x" * 100_000)
-        for descriptor in range(3, 200):
-            try:
-                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    continue
-                end = socket.socket(fileno=os.dup(descriptor))
-                if end.type == socket.SOCK_SEQPACKET:
-                    for body in (memory, os.open(".", os.O_RDONLY)):
-                        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))]
-                        place = struct.pack("<QQ", 0, 10)
-                        end.sendmsg([struct.pack("<I", len(header)), header, place], rights)
-                    os.ftruncate(memory, 0)
-            except OSError:
-                continue
-        time.sleep(100)
-
-    [manager] = endpoint.managers()
-    ended = cloud.end(cloud.submit(send_files, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
-    assert ended.error["code"] == "WORKER_DIED"
-    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
-    assert (after.value, after.spec.attempt) == ("the truth", 1)
-    assert [each.pid for each in endpoint.managers()] == [manager.pid]
 
 
 def wait_with_a_file() -> None:
@@ -589,6 +420,50 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
     assert found == {name: row[f"`{level}`"] for name, row in documented().items()}, outcomes
 
 
+def test_tasks_of_others_have_no_privileges(cloud: FakeCloud, endpoint: EndpointProcess, level: str) -> None:
+    """An endpoint of root has them, which is the case with bubblewrap when root runs this test."""
+
+    def steal_and_use(agent: int) -> dict[str, str]:
+        import pathlib
+
+        def read(path: str) -> str:
+            try:
+                return pathlib.Path(path).read_text()
+            except OSError as error:
+                return type(error).__name__
+
+        status = dict(line.split(":", 1) for line in read("/proc/self/status").splitlines())
+        names = ("CapInh", "CapPrm", "CapEff", "CapAmb", "NoNewPrivs")
+        return {name: status[name].strip() for name in names} | {"agent": read(f"/proc/{agent}/environ")}
+
+    assert endpoint.agent is not None
+    found: Any = cloud.end(cloud.submit(steal_and_use, endpoint.agent.pid, submitter=ATTACKER)).value
+    assert found.pop("agent") in ("PermissionError", "FileNotFoundError")
+    no_new = found.pop("NoNewPrivs")
+    assert {int(value, 16) for value in found.values()} == {0}
+    assert no_new == ("1" if level in ("landlock", "bubblewrap") else "0")
+
+
+def test_a_latency_target_of_another_submitter_takes_no_more_workers(cloud: FakeCloud) -> None:
+    """A call with a target starts beside those that run. This one would keep the only such place."""
+    from farcall_common.qos import QoS
+
+    def wait() -> None:
+        import time
+
+        time.sleep(1000)
+
+    running = cloud.submit(wait, submitter=VICTIM)
+    wait_until(lambda: any(each.task_id == running and each.state == "running" for each in cloud.transitions))
+    greedy = cloud.submit_many(wait, [()] * 6, submitter=ATTACKER, qos=QoS(target_ms=1))
+    try:
+        assert cloud.end(cloud.submit(truth, "the owner's", qos=QoS(target_ms=60_000))).value == "the owner's"
+        assert not [each for each in cloud.transitions if each.task_id in greedy and each.state == "running"]
+    finally:
+        cloud.cancel(running, *greedy)
+        cloud.ends([running, *greedy])
+
+
 def use_memory(size_bytes: int) -> int:
     import os
     import time
@@ -745,95 +620,3 @@ def test_namespaces_end_with_the_endpoint(victim: str, tmp_path: Path) -> None:
         below = manager.children(recursive=True)
         manager.kill()
         wait_gone(below)
-
-
-def test_status_says_which_level_holds(endpoint: EndpointProcess, request: pytest.FixtureRequest, level: str) -> None:
-    assert level == request.node.callspec.params["endpoint"]
-
-
-@pytest.mark.skipif(bool(MISSING["bubblewrap"]), reason=MISSING["bubblewrap"])
-def test_auto_is_the_best_level_of_the_node(tmp_path: Path) -> None:
-    with running_endpoint(tmp_path, workers=1, engine={"isolation": "auto"}) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("isolation") == "bubblewrap")
-
-
-def test_a_node_without_isolation_serves_its_owner_and_says_what_it_lacks(tmp_path: Path) -> None:
-    """Until the owner accepts less. A module in the way of Landlock's stands for an old kernel."""
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "landlockpy.py").write_text(
-        "import enum\n"
-        "class AccessFS(enum.IntFlag):\n"
-        "    READ_FILE = WRITE_FILE = READ_DIR = EXECUTE = IOCTL_DEV = TRUNCATE = MAKE_REG = REMOVE_FILE = 1\n"
-        "class AccessNet: pass\n"
-        "class Ruleset: pass\n"
-        "class Scope: pass\n"
-        "def abi_version(): return 0\n"
-    )
-    (home / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2\nexit 1\n")
-    (home / "bwrap").chmod(0o755)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(home))
-        environment.setenv("PATH", str(home), prepend=os.pathsep)
-        with running_endpoint(home, workers=1, engine={"isolation": "auto"}) as endpoint:
-            assert endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth")).value == "the truth"
-            wait_until(lambda: endpoint.directory.read_status().get("isolation"))
-            error = endpoint.cloud.end(endpoint.cloud.submit(truth, "the truth", submitter=ATTACKER)).error
-            assert error["code"] == "ISOLATION_MISSING"
-            for text in (error["message"], endpoint.directory.read_status()["isolation"], endpoint.log()):
-                assert "No permissions to create new namespace" in text
-                assert ("Landlock: kernel" if os.geteuid() else "runs as root") in text
-
-
-def plant(body: str) -> str:
-    """Write code that Python imports at its start, where it looks for packages of the home directory."""
-    import pathlib
-    import site
-
-    directory = pathlib.Path(site.getusersitepackages())
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "usercustomize.py").write_text(body)
-    (directory / "planted.py").write_text("")
-    return str(directory)
-
-
-def end_the_worker() -> None:
-    import os
-
-    os._exit(1)
-
-
-def what_was_planted() -> tuple[str, bool]:
-    import builtins
-    import importlib.util
-
-    return getattr(builtins, "loot", "nothing"), importlib.util.find_spec("planted") is not None
-
-
-PYTHONS = ["conda", "venv --system-site-packages"]
-
-
-@pytest.fixture(params=PYTHONS)
-def python(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A Python that imports packages of the home directory: an installation, as conda's, or an environment that shows
-    its packages."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    installed = str(sys._base_executable)  # type: ignore[attr-defined]
-    if request.param == "conda":
-        return installed
-    subprocess.run([installed, "-m", "venv", "--system-site-packages", "--without-pip", tmp_path / "venv"], check=True)
-    return str(tmp_path / "venv" / "bin" / "python")
-
-
-@pytest.mark.parametrize("level", LEVELS[2:])
-def test_packages_of_a_submitters_home_run_confined(level: str, python: str, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    with running_endpoint(home, workers=1, engine={"isolation": level}, python=python) as endpoint:
-        secret = endpoint.directory.path / "curve.secret"
-        body = f"import builtins\ntry:\n    builtins.loot = open({str(secret)!r}).read()\nexcept OSError:\n    pass\n"
-        cloud = endpoint.cloud
-        planted = cloud.end(cloud.submit(plant, body, submitter=ATTACKER))
-        assert isinstance(planted.value, str), planted.error
-        cloud.end(cloud.submit(end_the_worker, submitter=ATTACKER, max_attempts=1))
-        assert cloud.end(cloud.submit(what_was_planted, submitter=ATTACKER)).value == ("nothing", True)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,34 +15,12 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_common.graphs import Graph, Stage, pack_graph
-from farcall_endpoint.isolation import bubblewrap, landlock
-from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
+from tests.support.endpoint import EndpointProcess, FakeCloud
+from tests.support.endpoint.levels import ATTACKER, VICTIM, endpoint_at_each_level
 from tests.waiting import wait_until
 
-ATTACKER = "018f0000-0000-7000-8000-00000000000a"
-VICTIM = "018f0000-0000-7000-8000-00000000000b"
-MISSING = {"landlock": landlock.missing(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
-
-
-@pytest.fixture(scope="module", params=LEVELS)
-def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    with running_endpoint(tmp_path_factory.mktemp("home"), workers=2, engine={"isolation": request.param}) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("workers") == 2)
-        yield endpoint
-
-
-@pytest.fixture
-def cloud(endpoint: EndpointProcess) -> FakeCloud:
-    return endpoint.cloud
-
-
-@pytest.fixture
-def level(endpoint: EndpointProcess) -> str:
-    return str(endpoint.directory.read_status()["isolation"])
+endpoint = endpoint_at_each_level(workers=2)
+single = endpoint_at_each_level(workers=1)
 
 
 def run_away(name: str, fast: int) -> None:
@@ -100,14 +78,6 @@ def test_process_that_keeps_on_forking_delays_no_other_submitter(
     assert endpoint.managers() == [manager], "the agent had no reason to end it"
 
 
-@pytest.fixture(scope="module", params=LEVELS)
-def single(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    """An endpoint with one worker."""
-    with running_endpoint(tmp_path_factory.mktemp("home"), workers=1, engine={"isolation": request.param}) as endpoint:
-        wait_until(lambda: endpoint.directory.read_status().get("workers") == 1)
-        yield endpoint
-
-
 def leave_behind(name: str, adopted: bool) -> None:
     """A daemon that lives for five minutes. It has begun when this returns."""
     import ctypes
@@ -140,7 +110,7 @@ def test_what_a_task_of_another_submitter_leaves_behind_ends(single: EndpointPro
 
 
 def test_what_a_task_of_the_owner_leaves_behind_stays_for_the_next_one(single: EndpointProcess) -> None:
-    single.cloud.end(single.cloud.submit(start_anew))
+    single.cloud.end(single.cloud.submit(start_again))
     name = f"kept{os.getpid()}"
     wait_until(lambda: not single.cloud.end(single.cloud.submit(leave_behind, name, True)).error)
     for _ in range(3):
@@ -148,7 +118,7 @@ def test_what_a_task_of_the_owner_leaves_behind_stays_for_the_next_one(single: E
     assert named(name)
 
 
-def start_anew() -> None:
+def start_again() -> None:
     """End the worker, as one that has run tasks of others keeps nothing."""
     import os
 
@@ -204,7 +174,7 @@ def test_what_a_task_in_a_fork_of_a_template_leaves_behind_ends(
         [manager] = endpoint.managers()
 
         def is_fork() -> bool:
-            cloud.end(cloud.submit(start_anew, **there))
+            cloud.end(cloud.submit(start_again, **there))
             return bool(cloud.end(cloud.submit(parent, **there)).value != manager.pid)
 
         wait_until(is_fork)
@@ -244,3 +214,63 @@ def test_tasks_that_use_process_pools_share_a_worker(single: EndpointProcess) ->
         assert not ended.error, ended.error
         counts.append(ended.value)
     assert counts == [1, 2, 3]
+
+
+def wait_with_a_name(name: str) -> None:
+    import time
+    from pathlib import Path
+
+    Path("/proc/self/comm").write_text(name)
+    time.sleep(1000)
+
+
+def limit_and_slow(pids: list[int]) -> dict[int, list[str]]:
+    """Limit what processes may use so that the kernel ends them or fails their calls, and slow them."""
+    import os
+    import resource
+
+    done: dict[int, list[str]] = {}
+    for pid in pids:
+        attempts: dict[str, Callable[[int], object]] = {
+            "open files": lambda pid: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)),
+            "size of files": lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0)),
+            "policy": lambda pid: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+            "priority": lambda pid: os.setpriority(os.PRIO_PROCESS, pid, 19),
+            "processor time": lambda pid: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)),
+        }
+        for name, attempt in attempts.items():
+            try:
+                attempt(pid)
+            except OSError:
+                continue
+            done.setdefault(pid, []).append(name)
+    return done
+
+
+def state_of(pid: int) -> tuple[object, ...]:
+    """What others may have changed. Reading resource limits by a call would take a right that root may lack."""
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    return limits, os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)
+
+
+def test_no_task_ends_or_slows_processes_of_others_by_their_limits(
+    cloud: FakeCloud, endpoint: EndpointProcess, level: str
+) -> None:
+    name = f"slow{os.getpid()}"
+    waiting = cloud.submit(wait_with_a_name, name, submitter=VICTIM, max_attempts=1)
+    wait_until(lambda: named(name))
+    assert endpoint.agent is not None
+    [victim], [manager] = named(name), endpoint.managers()
+    separates = level in ("landlock", "bubblewrap")
+    targets = [victim, manager.pid, endpoint.agent.pid] if separates else [victim]
+    before = {pid: state_of(pid) for pid in targets}
+    found = cloud.end(cloud.submit(limit_and_slow, targets, submitter=ATTACKER)).value
+    assert found == (
+        {} if separates else {victim: ["open files", "size of files", "policy", "priority", "processor time"]}
+    )
+    assert ({pid: state_of(pid) for pid in targets} == before) == separates
+    assert cloud.end(cloud.submit(answer, submitter=ATTACKER)).value == 42
+    assert not cloud.has_ended(waiting)
+    cloud.cancel(waiting)
+    assert cloud.end(waiting).error["code"] == "TASK_CANCELLED"
+    assert endpoint.managers() == [manager]

@@ -23,7 +23,7 @@ try:
             signal.pause()
 except BlockingIOError:
     pass
-print(len(started))
+print(len(started), flush=True)
 for pid in started:
     os.kill(pid, signal.SIGKILL)
 """

@@ -300,9 +300,9 @@ for method in ("fork", "forkserver", "spawn"):
 """
 
 
-WAITS_FOR_STRANGERS = """
+WAITS_FOR_OTHERS = """
 import socket
-with socket.create_server("\\0for strangers", family=socket.AF_UNIX) as server:
+with socket.create_server("\\0for others", family=socket.AF_UNIX) as server:
     print(server.getsockname(), flush=True)
     input()
 """
@@ -339,14 +339,14 @@ def test_processes_below_a_supervisor_use_local_sockets(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(landlock.missing_alone()), reason=landlock.missing_alone())
 def test_processes_elsewhere_cannot_connect_to_abstract_names_below_a_supervisor(tmp_path: Path) -> None:
-    command = confined_program(WAITS_FOR_STRANGERS, tmp_path)
+    command = confined_program(WAITS_FOR_OTHERS, tmp_path)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         path = process.stdout.readline().strip()
         assert path.startswith("/dev/shm/")
-        for address in ("\0for strangers", path):
-            with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(OSError, match=r"refused|No such file"):
-                stranger.connect(address)
+        for address in ("\0for others", path):
+            with socket.socket(socket.AF_UNIX) as other, pytest.raises(OSError, match=r"refused|No such file"):
+                other.connect(address)
         process.communicate("\n")
         assert process.returncode == 0
 
@@ -360,12 +360,12 @@ def test_abstract_names_of_a_sandbox_are_its_own(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert done.stdout.splitlines()[0] == "done done EADDRINUSE", done.stderr
     assert done.stdout.splitlines()[-3:] == ["[1, 2]"] * 3, done.stderr
-    command = [*prefix, sys.executable, "-c", WAITS_FOR_STRANGERS]
+    command = [*prefix, sys.executable, "-c", WAITS_FOR_OTHERS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert "for strangers" in process.stdout.readline()
-        with socket.socket(socket.AF_UNIX) as stranger, pytest.raises(ConnectionRefusedError):
-            stranger.connect("\0for strangers")
+        assert "for others" in process.stdout.readline()
+        with socket.socket(socket.AF_UNIX) as other, pytest.raises(ConnectionRefusedError):
+            other.connect("\0for others")
         process.communicate("\n")
         assert process.returncode == 0
 

@@ -121,7 +121,7 @@ class Pass(_Action, frozen=True):
 
 
 class ServeBlocks(_Action, frozen=True):
-    """Give the task of a worker blocks of its submitter, or delete them. ``payer``: as whom it has turns. Answered by
+    """Give the task of a worker blocks of its submitter, or delete them. ``payer``: the account that its turns count for. Answered by
     BlocksServed."""
 
     worker_id: int

@@ -380,7 +380,7 @@ class ReaperProcess:
 
 
 class Leftovers:
-    """Processes that tasks of a worker have left behind, which is of another submitter, or has run tasks of one.
+    """Processes that tasks have left behind in a worker that runs tasks of another submitter than the owner.
 
     :param root: the worker, or the process above it that the manager has started.
     """

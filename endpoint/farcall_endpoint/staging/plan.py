@@ -333,7 +333,7 @@ class Staging:
     ) -> None:
         """Copy what a task reads, and make a place for what it writes.
 
-        :param payer: the creator of a service account, for whom its files count; empty: the submitter.
+        :param payer: the creator of a service account, whose budget has its files; empty: the submitter.
         """
         self._add(_Staged(task_id, submitter, files, IN, is_sealed, now, payer))
 

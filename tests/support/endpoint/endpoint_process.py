@@ -26,6 +26,8 @@ class EndpointProcess:
 
     :param engine: further fields of the ``engine`` section of its configuration.
     :param python: the Python that runs it.
+    :param may_be_root: whether root runs it if root runs the test. By default an ordinary user does at the levels at
+        which an endpoint of root refuses tasks of others.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class EndpointProcess:
         workers: int = 2,
         engine: Mapping[str, object] | None = None,
         python: str = sys.executable,
+        may_be_root: bool = False,
     ) -> None:
         self.home = home
         self.cloud = cloud
@@ -45,8 +48,7 @@ class EndpointProcess:
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
             self._configure({"isolation": "auto"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
-        #: An endpoint of root refuses tasks of others at these levels.
-        self._ordinary = (engine or {}).get("isolation") in ("none", "process", "landlock")
+        self._ordinary = not may_be_root and (engine or {}).get("isolation") in ("none", "process", "landlock")
         self._python = python
 
     @property
@@ -146,11 +148,12 @@ def running_endpoint(
     engine: Mapping[str, object] | None = None,
     heartbeat_s: float = 5.0,
     python: str = sys.executable,
+    may_be_root: bool = False,
 ) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
     cloud = FakeCloud(heartbeat_s=heartbeat_s)
     try:
-        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, python=python)
+        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, python=python, may_be_root=may_be_root)
         try:
             if start:
                 endpoint.start()

@@ -1,0 +1,270 @@
+"""A shared endpoint under attack by one of its users: what a task forges of its worker's messages to the manager."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from tests.support.endpoint import EndpointProcess, FakeCloud
+from tests.support.endpoint.levels import ATTACKER, VICTIM, endpoint_at_each_level
+
+endpoint = endpoint_at_each_level(workers=1)
+
+
+def truth(argument: str) -> str:
+    return argument
+
+
+def forge(packet: bytes) -> None:
+    """Write to the socket by which this task's worker speaks with its manager."""
+    import os
+    import socket
+    import stat
+    import time
+
+    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
+    for descriptor in range(3, 200):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == socket.SOCK_SEQPACKET:
+                    end.send(packet)
+        except OSError:
+            continue
+    time.sleep(100)  # until the manager ends this worker
+
+
+OWN_TASK = "0" * 36
+"""In a packet, the place of the id of the task that sends it."""
+
+
+def packet(name: str, *fields: object) -> bytes:
+    header = b"".join([bytes([0x90 + 1 + len(fields)]), *map(encoded, (name, *fields))])
+    return len(header).to_bytes(4, "little") + header
+
+
+def encoded(field: object) -> bytes:
+    return field if isinstance(field, bytes) else msgspec.msgpack.encode(field)
+
+
+def nested(depth: int) -> bytes:
+    """A map with arrays in arrays, which no encoder writes."""
+    return b"\x81\xa1x" + b"\x91" * depth + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"",
+        b"\xff" * 100,
+        b"\xff\xff\xff\xff",
+        packet("Done", "another-task", 0.0, 1.0),
+        packet("Done", 7),
+        packet("Ready", 1),
+        packet("Synced"),
+        packet("Sync"),
+        packet("Run", []),
+        packet("Begun", "another-task", {1: -1}),
+        packet("Done", OWN_TASK, float("nan"), 1.0),
+        packet("Done", OWN_TASK, 0.0, float("inf")),
+        packet("Done", OWN_TASK, 0.0, 1.0, None, nested(60_000)),
+    ],
+    ids=[
+        "empty",
+        "noise",
+        "length",
+        "result",
+        "fields",
+        "ready",
+        "synced",
+        "sync",
+        "run",
+        "begun",
+        "nan",
+        "inf",
+        "deep",
+    ],
+)
+def test_a_forged_packet_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess, forged: bytes) -> None:
+    [manager] = endpoint.managers()
+    ended = cloud.end(cloud.submit(forge, forged, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
+    assert ended.error["code"] in {
+        "WORKER_DIED",
+        "WALLTIME_EXCEEDED",
+    }  # an empty packet, and an ignored one, do nothing
+    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
+    assert (after.value, after.spec.attempt) == ("the truth", 1)
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def spoil_descriptors() -> None:
+    """Whatever of them is shared with the manager: it must not wait for them, nor depend on what it reads."""
+    import contextlib
+    import fcntl
+    import os
+
+    os.write(1, b"x" * 5000)
+    for descriptor in range(200):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)  # and no O_NONBLOCK
+        with contextlib.suppress(OSError):
+            os.eventfd_write(descriptor, 2**62)
+    with contextlib.suppress(OSError):
+        os.pread(1, 5000, 0)
+    os._exit(1)
+
+
+def test_spoiled_descriptors_end_their_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
+    [manager] = endpoint.managers()
+    for task_id in cloud.submit_many(spoil_descriptors, [()] * 3, submitter=ATTACKER, max_attempts=1):
+        assert cloud.end(task_id).error["code"] == "WORKER_DIED"
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCloud, endpoint: EndpointProcess) -> None:
+    """The agent would be killed when it reads what is no longer there; a directory has a size, too."""
+
+    def send_files() -> None:
+        import array
+        import os
+        import socket
+        import stat
+        import struct
+        import time
+
+        header = b"\x93\xa4Done" + b"\xd9\x24" + os.environ["FARCALL_TASK_ID"].encode() + b"\x00"
+        header = b"\x94" + header[1:] + b"\x01"
+        memory = os.memfd_create("forged")
+        os.write(memory, b"x" * 100_000)
+        for descriptor in range(3, 200):
+            try:
+                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    continue
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == socket.SOCK_SEQPACKET:
+                    for body in (memory, os.open(".", os.O_RDONLY)):
+                        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))]
+                        place = struct.pack("<QQ", 0, 10)
+                        end.sendmsg([struct.pack("<I", len(header)), header, place], rights)
+                    os.ftruncate(memory, 0)
+            except OSError:
+                continue
+        time.sleep(100)
+
+    [manager] = endpoint.managers()
+    ended = cloud.end(cloud.submit(send_files, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
+    assert ended.error["code"] == "WORKER_DIED"
+    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
+    assert (after.value, after.spec.attempt) == ("the truth", 1)
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def forge_the_end(packet: bytes, run_s: float) -> None:
+    """Report the end of this task, with other times than its own. The second report, of the worker itself, ends it."""
+    import os
+    import socket
+    import stat
+    import time
+
+    time.sleep(run_s)
+    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
+    for descriptor in range(3, 200):
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                end = socket.socket(fileno=os.dup(descriptor))
+                if end.type == socket.SOCK_SEQPACKET:
+                    end.send(packet)
+        except OSError:
+            continue
+
+
+_DAYS_S = 400 * 24 * 3600.0
+
+
+@pytest.mark.parametrize(
+    "told",
+    [(_DAYS_S, _DAYS_S), (-_DAYS_S, 0.0), (0.0, 0.0)],
+    ids=["later", "long", "no time"],
+)
+def test_a_task_that_forges_its_times_has_those_of_the_manager(cloud: FakeCloud, told: tuple[float, float]) -> None:
+    """Usage is charged by them."""
+    began_at = time.time()
+    times = [began_at + each for each in told]
+    forged = packet("Done", OWN_TASK, *times) + b'11\n"a lie"'
+    ended = cloud.end(cloud.submit(forge_the_end, forged, 1.0, submitter=ATTACKER))
+    assert ended.value == "a lie", "a task may return what it likes"
+    assert ended.spec.started_at is not None
+    assert ended.spec.ended_at is not None
+    assert 0.8 < ended.spec.ended_at - ended.spec.started_at < 300
+    assert began_at - 60 < ended.spec.ended_at < time.time() + 60
+
+
+def test_a_task_that_reports_its_end_and_runs_on_keeps_no_place(
+    cloud: FakeCloud, endpoint: EndpointProcess, level: str
+) -> None:
+    if level == "none":
+        pytest.skip("submitters share the worker at this level")
+
+    def forge_and_run_on(packet: bytes) -> None:
+        forge_the_end(packet, 0.0)
+        time.sleep(1000)
+
+    [manager] = endpoint.managers()
+    forged = packet("Done", OWN_TASK, time.time(), time.time()) + b'11\n"a lie"'
+    assert cloud.end(cloud.submit(forge_and_run_on, forged, submitter=ATTACKER)).value == "a lie"
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def ask_for_a_sparse_block(size_bytes: int, part_bytes: int) -> str:
+    """Ask the manager for parts of a file that takes no memory."""
+    from farcall import current
+
+    task = current()
+    assert task.memory_dir is not None
+    file = task.memory_dir / "blocks" / "b-x"
+    file.parent.mkdir(exist_ok=True)
+    with file.open("wb") as opened:
+        opened.truncate(size_bytes)
+    try:
+        task.node_memory().fetch("", [("x", start, start + part_bytes) for start in range(0, size_bytes, part_bytes)])
+    finally:
+        file.unlink()
+    return "served"
+
+
+def memory_files_of(process: psutil.Process) -> int:
+    """Bytes of the memory files that a process has open."""
+    found: dict[int, int] = {}
+    for link in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if "memfd:" in str(link.readlink()):
+                state = link.stat()
+                found[state.st_ino] = state.st_blocks * 512
+    return sum(found.values())
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "part_bytes"),
+    [(3 * 2**30, 3 * 2**30), (3 * 2**30, 60 * 2**20), (60 * 2**20, 60 * 2**20)],
+    ids=["one large part", "many parts", "one part"],
+)
+def test_a_sparse_block_takes_no_memory_of_the_manager(
+    cloud: FakeCloud, endpoint: EndpointProcess, size_bytes: int, part_bytes: int
+) -> None:
+    [manager] = endpoint.managers()
+    before = manager.memory_info().rss
+    task_id = cloud.submit(ask_for_a_sparse_block, size_bytes, part_bytes, submitter=ATTACKER, max_attempts=1)
+    most = 0
+    while not cloud.has_ended(task_id):
+        most = max(most, memory_files_of(manager) + manager.memory_info().rss - before)
+    assert cloud.end(task_id).error["code"] in {"WORKER_DIED", "TASK_FAILED"}
+    assert most < 2**28
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
