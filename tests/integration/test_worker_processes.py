@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_common.graphs import Graph, Stage, pack_graph
-from tests.support.endpoint import EndpointProcess, FakeCloud
+from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint
 from tests.support.endpoint.levels import ATTACKER, VICTIM, endpoint_at_each_level
 from tests.waiting import wait_until
 
@@ -106,6 +106,42 @@ def test_what_a_task_of_another_submitter_leaves_behind_ends(single: EndpointPro
     task_id = single.cloud.submit(leave_behind, name, adopted, submitter=ATTACKER)
     assert not single.cloud.end(task_id).error
     wait_until(lambda: not named(name))
+    assert single.cloud.end(single.cloud.submit(answer, submitter=ATTACKER)).value == 42
+
+
+def leave_a_thread(name: str) -> None:
+    """A thread that computes for five minutes. It has begun when this returns."""
+    import ctypes
+    import threading
+    import time
+
+    begun = threading.Event()
+
+    def compute() -> None:
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)  # PR_SET_NAME
+        begun.set()
+        end = time.monotonic() + 300
+        while time.monotonic() < end:
+            pass
+
+    threading.Thread(target=compute, daemon=True).start()
+    begun.wait()
+
+
+def threads_named(name: str) -> list[Path]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/task/*/comm"):
+        with contextlib.suppress(OSError):
+            if path.read_text().strip() == name:
+                found.append(path)
+    return found
+
+
+def test_a_thread_that_a_task_of_another_submitter_leaves_computing_ends(single: EndpointProcess) -> None:
+    name = f"computes{os.getpid()}"
+    task_id = single.cloud.submit(leave_a_thread, name, submitter=ATTACKER)
+    assert not single.cloud.end(task_id).error
+    wait_until(lambda: not threads_named(name))
     assert single.cloud.end(single.cloud.submit(answer, submitter=ATTACKER)).value == 42
 
 

@@ -121,8 +121,8 @@ class Pass(_Action, frozen=True):
 
 
 class ServeBlocks(_Action, frozen=True):
-    """Give the task of a worker blocks of its submitter, or delete them. ``payer``: the account that its turns count for. Answered by
-    BlocksServed."""
+    """Give the task of a worker blocks of its submitter, or delete them. ``payer``: the account that its turns
+    count for. Answered by BlocksServed."""
 
     worker_id: int
     submitter: str

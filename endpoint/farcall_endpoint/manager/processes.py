@@ -28,6 +28,10 @@ _PERIOD_S: Final = 0.2
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _START_S: Final = 2 / _TICKS_PER_S
 """The start of a process is known to a tick."""
+_IDLE_PERIOD_S: Final = 2.0
+"""Time between two looks at an idle worker."""
+_IDLE_SHARE: Final = 0.1
+"""Processors that an idle worker uses at most: libraries have threads of their own."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -265,6 +269,15 @@ def own_bytes(pid: int) -> int | None:
     return None if process is None else _proportional_bytes(pid, default=process.resident_bytes)
 
 
+def _processor_ticks(pid: int) -> int:
+    """Processor time of a process; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[11]) + int(fields[12])
+
+
 def _proportional_bytes(pid: int, *, default: int) -> int:
     """The proportional set size of a process: a page that n processes share counts 1/n. Falls back to the default."""
     try:
@@ -380,7 +393,7 @@ class ReaperProcess:
 
 
 class Leftovers:
-    """Processes that tasks have left behind in a worker that runs tasks of another submitter than the owner.
+    """Processes and threads that tasks have left running in a worker of another submitter than the owner.
 
     :param root: the worker, or the process above it that the manager has started.
     """
@@ -388,6 +401,8 @@ class Leftovers:
     def __init__(self, root: int) -> None:
         self._root = root
         self._own: set[int] = set()
+        self._idle: tuple[float, int] | None = None  # when an idle worker was seen, and its processor time until then
+        self._busy_periods = 0
         #: When to look for them, in monotonic seconds.
         self.due_at = math.inf
 
@@ -397,6 +412,7 @@ class Leftovers:
 
     def task_ended(self, *, now: float) -> None:
         """A task has ended: what it started may take a moment to end."""
+        self._idle = None
         self.due_at = min(self.due_at, now + _PERIOD_S)
 
     def exist(self, *, now: float, busy_since: float) -> bool:
@@ -404,13 +420,25 @@ class Leftovers:
 
         :param busy_since: when the task that runs now began: later processes may be its own. Infinite if none runs.
         """
-        self.due_at = math.inf
+        self.due_at = now + _IDLE_PERIOD_S if math.isinf(busy_since) else math.inf
         began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
         for pid in tree(self._root) - self._own:
             process = read_process(pid)
             if process is not None and not process.is_zombie and process.start / _TICKS_PER_S < began_s:
                 return True
-        return False
+        return self._computes(now=now, is_idle=math.isinf(busy_since))
+
+    def _computes(self, *, now: float, is_idle: bool) -> bool:
+        """Whether an idle worker computes for two periods: a thread of a task that has ended, or a task that has
+        forged its end."""
+        before = self._idle
+        self._idle = (now, sum(map(_processor_ticks, {self._root, *self._own}))) if is_idle else None
+        if before is None or self._idle is None:
+            self._busy_periods = 0
+            return False
+        most_ticks = _IDLE_SHARE * (now - before[0]) * _TICKS_PER_S
+        self._busy_periods = self._busy_periods + 1 if self._idle[1] - before[1] > most_ticks else 0
+        return self._busy_periods > 1
 
 
 class Orphans:

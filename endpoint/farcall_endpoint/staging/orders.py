@@ -32,8 +32,8 @@ class Make(_Message, frozen=True):
 
 
 class Fetch(_Message, frozen=True):
-    """Get a file, from the cache or from its storage, for these tasks. ``payer``: the creator of a service account, whose
-    budget has it; empty: the submitter. Answered by Fetched or Failed."""
+    """Get a file, from the cache or from its storage, for these tasks. ``payer``: the creator of a service account,
+    whose budget has it; empty: the submitter. Answered by Fetched or Failed."""
 
     number: int
     submitter: str
