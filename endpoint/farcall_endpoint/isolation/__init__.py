@@ -33,8 +33,7 @@ _HINT: Final = (
 
 
 _OF_ROOT: Final = (
-    "this endpoint runs as root, and only bubblewrap separates tasks from root: "
-    "run it as an ordinary user, or with isolation: bubblewrap"
+    "this endpoint runs as root, who owns the devices and the settings of the machine: run it as an ordinary user"
 )
 
 
@@ -68,8 +67,6 @@ def best_of(wanted: Isolation) -> NodeIsolation:
     working = [level for level, reason in missing.items() if not reason]
     level = next(iter(working), Isolation.PROCESS) if wanted is Isolation.AUTO else wanted
     if level is Isolation.BUBBLEWRAP:
-        return NodeIsolation(level, landlock=not landlock.missing(), bubblewrap=True)
-    refusal = "" if working else "; ".join(missing.values())
-    if of_root:
-        refusal = "; ".join(filter(None, (of_root, missing[Isolation.BUBBLEWRAP])))
+        return NodeIsolation(level, landlock=not landlock.missing(), bubblewrap=True, refusal=of_root)
+    refusal = of_root or ("" if working else "; ".join(missing.values()))
     return NodeIsolation(level, landlock=level is Isolation.LANDLOCK, refusal=refusal)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint.isolation import local_sockets, seccomp
+from farcall_endpoint.isolation import sandbox, seccomp
 from farcall_endpoint.isolation.paths import DEVICES, SHARED_MEMORY
 from farcall_endpoint.isolation.trial import problem
 
@@ -50,8 +50,8 @@ def missing() -> str:
 
 def _program(path: str) -> list[str]:
     """bubblewrap as the command of a sandbox whose local sockets have a network namespace of their own."""
-    code = seccomp.program_for_local_sockets().hex()
-    return [sys.executable, "-I", "-S", local_sockets.__file__, code, path]
+    code = seccomp.sandbox_program().hex()
+    return [sys.executable, "-I", "-S", sandbox.__file__, code, path]
 
 
 def of_template(prefix: Sequence[str]) -> list[str]:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from farcall_endpoint.isolation.system_calls import (
-    LOCAL_SOCKETS,
     NEWEST,
     OWN,
     RULES,
+    SANDBOX_RULES,
     Action,
     Argument,
     Rule,
@@ -96,8 +96,8 @@ def install(*, namespaced: bool) -> int | None:
 
 
 @functools.cache
-def program_for_local_sockets() -> bytes:
-    """Assemble a filter that hands the creation of local sockets to a server, and executes all other calls.
+def sandbox_program() -> bytes:
+    """Assemble the filter of a sandbox (:data:`~farcall_endpoint.isolation.system_calls.SANDBOX_RULES`).
 
     :raises OSError: if this machine's architecture is not known.
     """
@@ -105,7 +105,7 @@ def program_for_local_sockets() -> bytes:
     if found is None:
         raise OSError(errno.ENOSYS, missing())
     column, audit = found
-    return program([LOCAL_SOCKETS], column=column, audit=audit, process=0, newest=_ALL_BUT_X32)
+    return program(SANDBOX_RULES.values(), column=column, audit=audit, process=0, newest=_ALL_BUT_X32)
 
 
 def program(rules: Iterable[Rule], *, column: int, audit: int, process: int, newest: int) -> bytes:

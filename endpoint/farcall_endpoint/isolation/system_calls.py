@@ -183,6 +183,8 @@ RULES: Final[dict[str, Rule]] = {
                 *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX
                 *(0x4008_6602, 0x4004_6602, 0x401C_5820),  # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR
                 *(0x4080_6685, 0x800C_6613, 0x4008_7602),  # FS_IOC_ENABLE_VERITY, SET_ENCRYPTION_POLICY, SETVERSION
+                *(0x4004_7602, 0x4008_6604, 0x4004_6604),  # FS_IOC32_SETVERSION, EXT4_IOC_SETVERSION, and of 32 bits
+                0x4004_7211,  # FAT_IOCTL_SET_ATTRIBUTES
             )
         )
         + tuple((Argument(1, command, mask=0xFFFF),) for command in _SUBVOLUMES),
@@ -260,8 +262,18 @@ RULES: Final[dict[str, Rule]] = {
     "quotactl_fd": _missing(443, 443, _KERNEL),
 }
 
-LOCAL_SOCKETS: Final = Rule(RULES["socket"].numbers, _ABSTRACT, refused=((Argument(0, 1),),), action=Action.SUPERVISE)
-"""For sandboxes: ``socket(AF_UNIX, ...)``, which a server performs in another network namespace."""
+SANDBOX_RULES: Final[dict[str, Rule]] = {
+    # A server performs these in another network namespace, and refuses AF_VSOCK.
+    "socket": Rule(
+        RULES["socket"].numbers,
+        _ABSTRACT,
+        refused=((Argument(0, 1),), (Argument(0, 40),)),
+        action=Action.SUPERVISE,
+    ),
+    # A datagram socket of a pair can be separated, and bound to a name.
+    **{name: RULES[name] for name in ("socketpair", "io_uring_setup", "io_uring_enter", "io_uring_register")},
+}
+"""For sandboxes, which share the machine's network. All calls that no rule names are executed."""
 
 _ARCHITECTURES: Final = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 """Column of the numbers, and the value of ``AUDIT_ARCH``."""

@@ -82,14 +82,16 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
     if find_packages is not None:
         find_packages()
-    elif sys.flags.no_user_site:
-        from farcall_endpoint.isolation.confinement import add_user_packages
-
-        add_user_packages()
     inbox.offer()
     imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
+    if (
+        find_packages is None and sys.flags.no_user_site
+    ):  # they run code: if that ends the worker, a task is lost with it
+        from farcall_endpoint.isolation.confinement import add_user_packages
+
+        add_user_packages()
     while (received := inbox.next()) is not None:
         if type(received.packet) is Run:
             work(inbox, runner, received)

@@ -48,7 +48,12 @@ class EndpointProcess:
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
             self._configure({"isolation": "auto"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
-        self._ordinary = not may_be_root and (engine or {}).get("isolation") in ("none", "process", "landlock")
+        self._ordinary = not may_be_root and (engine or {}).get("isolation") in (
+            "none",
+            "process",
+            "landlock",
+            "bubblewrap",
+        )
         self._python = python
 
     @property

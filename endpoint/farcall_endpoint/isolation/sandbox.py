@@ -1,4 +1,4 @@
-"""Local sockets of a sandbox, in a network namespace of their own.
+"""Start of a sandbox whose local sockets have a network namespace of their own.
 
 The network of a sandbox is the machine's, and with it the abstract names of local sockets. Any process of the machine
 could connect to such a name, and pass descriptors of files that do not exist in the sandbox. So a filter stops
@@ -6,8 +6,8 @@ could connect to such a name, and pass descriptors of files that do not exist in
 socket keeps the namespace in which it was made. The arguments of the call are numbers, which a task cannot change
 after the filter has seen them.
 
-A program that stands alone: ``python -I -S local_sockets.py FILTER BUBBLEWRAP ARGUMENT...`` starts the server below
-bubblewrap, loads the filter, in hexadecimal digits, and becomes bubblewrap with the arguments. ``... local_sockets.py
+A program that stands alone: ``python -I -S sandbox.py FILTER BUBBLEWRAP ARGUMENT...`` starts the server below
+bubblewrap, loads the filter, in hexadecimal digits, and becomes bubblewrap with the arguments. ``... sandbox.py
 DESCRIPTOR`` is the server. It ends when no process with the filter is left.
 """
 
@@ -99,16 +99,20 @@ def serve(control: int) -> None:
         buffer = bytearray(_NOTIFICATION.size)
         with contextlib.suppress(FileNotFoundError, InterruptedError):  # the caller was killed or interrupted
             fcntl.ioctl(listener, _RECEIVE, buffer)
-            call, *_, kind, protocol = _NOTIFICATION.unpack(buffer)[:9]
-            error = _make(listener, call, kind & 0xFFFF_FFFF, protocol & 0xFFFF_FFFF)
+            call, *_, family, kind, protocol = _NOTIFICATION.unpack(buffer)[:9]
+            error = _make(
+                listener, call, *(ctypes.c_int(each & 0xFFFF_FFFF).value for each in (family, kind, protocol))
+            )
             if error:
                 fcntl.ioctl(listener, _SEND, _RESPONSE.pack(call, 0, -error, 0))
 
 
-def _make(listener: int, call: int, kind: int, protocol: int) -> int:
+def _make(listener: int, call: int, family: int, kind: int, protocol: int) -> int:
     """Answer a call with a new socket; the error, if there is one."""
+    if family != socket.AF_UNIX:  # sockets of a virtual machine's host
+        return errno.EPERM
     try:
-        with socket.socket(socket.AF_UNIX, kind, ctypes.c_int(protocol).value) as made:
+        with socket.socket(family, kind, protocol) as made:
             flags = os.O_CLOEXEC if kind & socket.SOCK_CLOEXEC else 0
             fcntl.ioctl(listener, _ADD, _ADDED.pack(call, _ANSWERS, made.fileno(), 0, flags))
     except FileNotFoundError:
