@@ -17,25 +17,19 @@ import msgspec
 import psutil
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.system_calls import RULES, architecture
+from tests.support.attackers import ATTACKER, LEVELS, MISSING, VICTIM, victims_of
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
 
-ATTACKER = "018f0000-0000-7000-8000-00000000000a"
-VICTIM = "018f0000-0000-7000-8000-00000000000b"
 SECRETS = {
     "FARCALL_CLIENT_SECRET": "hush",
     "GLOBUS_COMPUTE_CLIENT_SECRET": "hush",
     "AWS_SECRET_ACCESS_KEY": "hush",
     "SSH_AUTH_SOCK": "hush",
 }
-MISSING = {"landlock": landlock.missing_alone(), "bubblewrap": bubblewrap.missing()}
-LEVELS = [
-    pytest.param(level, marks=pytest.mark.skipif(bool(MISSING.get(level)), reason=MISSING.get(level, "")))
-    for level in ("none", "process", "landlock", "bubblewrap")
-]
 
 
 @pytest.fixture(scope="module", params=LEVELS)
@@ -307,14 +301,6 @@ def wait_with_a_file() -> None:
     libc.prctl(15, b"victim", 0, 0, 0)  # PR_SET_NAME
     pathlib.Path("note").write_text("private")
     time.sleep(1000)
-
-
-def victims_of(endpoint: EndpointProcess) -> list[psutil.Process]:
-    found = []
-    for process in endpoint.family():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [process] if process.name() == "victim" else []
-    return found
 
 
 def attack(targets: dict[str, Any]) -> dict[str, str]:
