@@ -18,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -229,7 +229,7 @@ test-security: setup
 	  tests/unit/test_lambdas_a[bcltu]*.py tests/unit/test_lambdas_route_access.py \
 	  tests/unit/test_lambdas_sharing.py tests/unit/test_lambdas_withdrawal.py tests/unit/test_lambdas_tokens.py tests/unit/test_lambdas_signed_caller.py tests/unit/test_forwarder_fuzz.py \
 	  tests/integration/test_shared_endpoint*.py tests/integration/test_worker_processes.py \
-	  tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \
+	  tests/integration/test_system_call_walk.py tests/integration/test_api_attacks.py tests/integration/test_api_fuzz.py \
 	  tests/integration/test_api_oidc.py tests/integration/test_forwarder_abuse.py -n 2 --dist loadfile
 
 # The same suite on deployments: whole on PROFILES, its tests with the mark "smoke" on SMOKE_PROFILES. All run at the same
@@ -245,6 +245,11 @@ FUZZ_SECONDS ?= 60
 fuzz: setup
 	@$(UV) sync --quiet --frozen --all-packages --group fuzz
 	$(RUN) tests.fuzz $(FUZZ_SECONDS)
+
+# All system calls from tasks at each level of isolation, with so many further combinations of arguments for each.
+WALK_MORE ?= 2000
+walk: setup
+	FARCALL_WALK_MORE=$(WALK_MORE) $(PYTEST) tests/integration/test_system_call_walk.py
 
 # The site, and the code on its pages, on local tiers of its own.
 test-docs: setup .venv-globus/.made .tools/site/.made

@@ -8,17 +8,22 @@ import os
 import resource
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
 import psutil
 import pytest
 
 from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.system_calls import RULES, architecture
+from farcall_endpoint.manager.file_server import FileServer
+from farcall_endpoint.protocol import FileContent
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
-from tests.support.endpoint.levels import ATTACKER, LEVELS, MISSING, VICTIM, endpoint_at_each_level
+from tests.support.endpoint.levels import ATTACKER, LEVELS, MISSING, VICTIM, endpoint_at_each_level, victims_of
 from tests.support.ordinary_user import USER
 from tests.waiting import wait_until
 
@@ -141,14 +146,6 @@ def wait_with_a_file() -> None:
     time.sleep(1000)
 
 
-def victims_of(endpoint: EndpointProcess) -> list[psutil.Process]:
-    found = []
-    for process in endpoint.family():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += [process] if process.name() == "victim" else []
-    return found
-
-
 def attack(targets: dict[str, Any]) -> dict[str, str]:
     """What becomes of each attack: "done" or the name of an error. Root's rights are given up first, as tests may run
     with them."""
@@ -222,6 +219,25 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
                 return opened(path, flags)
         raise OSError("none of them")
 
+    def ask(address: str, question: bytes, refusal: bytes) -> None:
+        """Ask a server without a secret."""
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(question)
+            answer = client.recv(4096)
+        if not answer.removeprefix(refusal):
+            raise PermissionError
+
+    def ask_node_server() -> None:
+        """Its challenge comes first, and must be all that it sends."""
+        host, _, port = targets["node server"].rpartition(":")
+        request = targets["request to a node server"]
+        with socket.create_connection((host, int(port))) as client:
+            challenge = client.recv(32, socket.MSG_WAITALL)
+            client.sendall(len(request).to_bytes(2, "big") + request + bytes(32))
+            if len(challenge) != 32 or not client.recv(8):
+                raise PermissionError
+
     agent, manager, victim = targets["agent"], targets["manager"], targets["victim"]
     attacks: dict[str, Callable[[], object]] = {
         "read the environment of the agent": lambda: opened(f"/proc/{agent}/environ", os.O_RDONLY),
@@ -270,6 +286,16 @@ def attack(targets: dict[str, Any]) -> dict[str, str]:
         "use message queues of System V": lambda: call("msgget", targets["key of System V"], 0),
         "use message queues of POSIX": lambda: os.close(call("mq_open", targets["queue"].encode(), 0, 0, 0)),
         "have capabilities": have_capabilities,
+        "connect to an SSH agent": lambda: connect(targets["services"][0]),
+        "connect to Docker": lambda: connect(targets["services"][1]),
+        "connect to the D-Bus session": lambda: connect(targets["services"][2]),
+        "use a Valkey server of another submitter": lambda: ask(targets["Valkey"], b"PING\r\n", targets["NOAUTH"]),
+        "read a copy from a node's server": ask_node_server,
+        "write a file of a cgroup": lambda: any_of(targets["cgroups"], os.O_WRONLY),
+        "write a setting of the kernel": lambda: any_of(targets["settings"], os.O_WRONLY),
+        "open a device of the machine": lambda: any_of(targets["devices"], os.O_RDONLY),
+        "set the clock": lambda: call("clock_settime", 0, (ctypes.c_long * 2)(int(targets["now"]), 0)),
+        "set the name of the machine": lambda: call("sethostname", targets["host"].encode(), len(targets["host"])),
         "rename a file": lambda: pathlib.Path(targets["file"]).rename(targets["file"] + "-renamed"),
     }
     reader, writer = os.pipe()
@@ -298,6 +324,7 @@ def kernel_objects() -> Iterator[dict[str, Any]]:
     assert found is not None
     numbers = {name: rule.numbers[found[0]] for name, rule in RULES.items()}
     numbers |= {"process_vm_readv": (310, 270)[found[0]], "pidfd_getfd": 438}
+    numbers |= {"clock_settime": (227, 112)[found[0]], "sethostname": (170, 161)[found[0]]}
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long  # an address may be above 2**31
 
@@ -321,6 +348,41 @@ def kernel_objects() -> Iterator[dict[str, Any]]:
         call("semctl", semaphores, 0, 0, 0)
         call("msgctl", messages, 0, 0)
         call("mq_unlink", name.encode())
+
+
+SERVICES = ("agent.1", "docker.sock", "bus")
+"""Names of sockets in a directory of the owner: of an SSH agent, Docker and D-Bus."""
+
+
+@contextlib.contextmanager
+def services(directory: Path) -> Iterator[dict[str, Any]]:
+    """Sockets of programs of the owner, and a node's server; and what of the machine only root may write."""
+    directory.mkdir()
+    server = FileServer("127.0.0.1", read=lambda _: iter([b"private"]))  # type: ignore[arg-type,return-value]
+    content = FileContent("", "1" * 64, 7)
+    wanted = msgspec.msgpack.encode([server.address, content, None, b""])
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.close)
+        server.start(b"secret")
+        for name in SERVICES:
+            stack.enter_context(socket.create_server(str(directory / name), family=socket.AF_UNIX))
+        yield {
+            "services": [str(directory / name) for name in SERVICES],
+            "node server": server.address,
+            "request to a node server": wanted,
+            "cgroups": [str(path) for path in Path("/sys/fs/cgroup").glob("*/cgroup.procs")]
+            + ["/sys/fs/cgroup/cgroup.procs"],
+            "settings": [f"/proc/sys/{name}" for name in ("kernel/core_pattern", "kernel/hostname", "vm/drop_caches")],
+            "devices": [f"/dev/{name}" for name in ("mem", "kmem", "port", "vda", "sda", "nvme0n1")],
+            "now": time.time(),
+            "host": socket.gethostname(),
+        }
+
+
+def valkey_url() -> str:
+    from farcall import current
+
+    return current().valkey_url()
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -361,6 +423,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
         os.fdopen(controller, "rb", buffering=0),
         os.fdopen(terminal, "rb", buffering=0),
         kernel_objects() as objects,
+        services(home / "services") as served,
         running_endpoint(
             home, workers=2, engine={"isolation": level, "readable_paths": [str(code.parent)]}
         ) as endpoint,
@@ -374,6 +437,7 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
                 os.chown(path, USER, USER)
         abstract.bind(f"\0{name}")
         abstract.listen()
+        url = endpoint.cloud.end(endpoint.cloud.submit(valkey_url, submitter=VICTIM)).value
         waiting = endpoint.cloud.submit(wait_with_a_file, submitter=VICTIM)
         directory = endpoint.directory.path
         notes = [
@@ -404,7 +468,10 @@ def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: py
             "abstract": name,
             "directory": str(file.parent),
             "address": int(Path(f"/proc/{victim.pid}/maps").read_text().partition("-")[0], 16),
+            "Valkey": urlsplit(str(url)).netloc.rpartition("@")[2],
+            "NOAUTH": b"-NOAUTH Authentication required.\r\n",
             **objects,
+            **served,
         }
         for path in ("key", "spool", "note", "file", "socket", "shared memory"):
             assert Path(targets[path]).exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import psutil
 import pytest
 
 from farcall_endpoint.isolation import bubblewrap, landlock
@@ -54,3 +56,12 @@ def cloud(endpoint: EndpointProcess) -> FakeCloud:
 def level(endpoint: EndpointProcess) -> str:
     """The isolation of a module's endpoint."""
     return str(endpoint.directory.read_status()["isolation"])
+
+
+def victims_of(endpoint: EndpointProcess) -> list[psutil.Process]:
+    """The processes of an endpoint that call themselves "victim"."""
+    found = []
+    for process in endpoint.family():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [process] if process.name() == "victim" else []
+    return found
