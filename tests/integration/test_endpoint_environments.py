@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EndpointProcess]:
-    with running_endpoint(tmp_path_factory.mktemp("home")) as endpoint:
+    with running_endpoint(tmp_path_factory.mktemp("home"), engine={"isolation": "auto"}) as endpoint:
         yield endpoint
 
 

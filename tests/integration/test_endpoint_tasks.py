@@ -313,10 +313,13 @@ def test_a_worker_survives_what_tasks_do(cloud: FakeCloud, endpoint: EndpointPro
     assert {process.pid for process in endpoint.workers()} == before
 
 
-def test_a_task_that_removes_the_working_directory_disables_nothing(
-    endpoint: EndpointProcess, cloud: FakeCloud
-) -> None:
+def test_a_task_that_removes_the_working_directory_disables_nothing(tmp_path: Path) -> None:
     """Neither for the worker that ran it, nor for one that has to be started after that."""
+    with running_endpoint(tmp_path, engine={"isolation": "auto"}) as endpoint:
+        remove_the_working_directory(endpoint, endpoint.cloud)
+
+
+def remove_the_working_directory(endpoint: EndpointProcess, cloud: FakeCloud) -> None:
 
     def remove(then_die: bool) -> None:
         import os

@@ -87,8 +87,8 @@ def test_a_location_that_hangs_after_its_check_holds_only_the_start_of_its_worke
 
 
 def test_tasks_of_a_location_that_hangs_fail_and_the_others_go_on(tmp_path: Path, hung: HungMount) -> None:
-    engine = {"environments": {"start_limit": 2, "locations": [f"{tmp_path}/*"]}}
-    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+    engine = {"isolation": "auto", "environments": {"start_limit": 2, "locations": [f"{tmp_path}/*"]}}
+    with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path]) as endpoint:
         cloud = endpoint.cloud
         environment = Environment(type="venv", location=f"{hung.directory}/venv")
         waiting = [cloud.submit(answer, environment=environment, submitter=SUBMITTER) for _ in range(2)]
@@ -115,8 +115,14 @@ def test_tasks_of_a_location_that_hangs_fail_and_the_others_go_on(tmp_path: Path
 
 def test_an_endpoint_stops_while_a_worker_waits_for_a_location_that_hangs(tmp_path: Path) -> None:
     environment = make_venv(tmp_path / "place/venv")
-    engine = {"environments": {"locations": [f"{tmp_path}/*"], "fork": False}, "max_tasks_per_worker": 1}
-    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+    for options in (
+        ["--bind", tmp_path / "place"],
+        ["--make-shared"],
+    ):  # what is mounted later is there for the endpoint, too
+        subprocess.run(["mount", *options, tmp_path / "place"], check=True)
+    environments = {"locations": [f"{tmp_path}/*"], "fork": False}
+    engine = {"isolation": "auto", "environments": environments, "max_tasks_per_worker": 1}
+    with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path]) as endpoint:
         cloud = endpoint.cloud
 
         def is_starting() -> bool:
@@ -141,8 +147,8 @@ def test_a_graph_in_several_environments_that_its_submitter_may_not_use_fails(tm
         environment = Environment(type="venv", location=str(link))
         inputs = (Input(number - 1, (0,)),) if number else ()
         stages.append(Stage(0, "abs", inputs, options=TaskOptions(environment=environment)))
-    engine = {"environments": {"locations": [f"{tmp_path}/open/*"]}}
-    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+    engine = {"isolation": "auto", "environments": {"locations": [f"{tmp_path}/open/*"]}}
+    with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path]) as endpoint:
         cloud = endpoint.cloud
         body, call = cloud.serializer.pack_function(abs), cloud.serializer.pack_call([-1])
         graph = pack_graph(Graph(tuple(stages), (call,) * 3, 2))

@@ -128,7 +128,9 @@ def surroundings() -> dict[str, object]:
     import resource
     import signal
 
-    limits = {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+    names = {name for name in dir(resource) if name.startswith("RLIMIT_")}
+    names.remove("RLIMIT_NPROC")  # relative to what the account runs when the worker starts
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in sorted(names)}
     mask = os.umask(0)
     os.umask(mask)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import subprocess
 import sys
@@ -76,7 +77,11 @@ def source(web: WebServer, path: str, content: bytes) -> File:
 
 
 def transfer_process(endpoint: EndpointProcess) -> psutil.Process:
-    [process] = [each for each in endpoint.family() if "farcall_endpoint.staging.process" in each.cmdline()]
+    found = []
+    for each in endpoint.family():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            found += [each] if "farcall_endpoint.staging.process" in each.cmdline() else []
+    [process] = found
     return process
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Final
 
 USER: Final = 65534
 """The unprivileged account of Unix: no files, no privileges, no home."""
+_UNSHARE: Final = shutil.which("unshare") or "unshare"
+"""A test may change PATH."""
 
 
 def as_ordinary_user(command: Iterable[str], *, reachable: Iterable[Path] = ()) -> list[str]:
@@ -39,4 +42,4 @@ def as_ordinary_user(command: Iterable[str], *, reachable: Iterable[Path] = ()) 
             quoted = shlex.quote(str(path))
             lines += [f"mkdir -p {quoted}", f"mount --rbind {places[path]} {quoted}"]
     lines += ["umount -R -l /mnt", f'exec setpriv --reuid {USER} --regid {USER} --clear-groups "$@"']
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines), "sh", *command]
+    return [_UNSHARE, "--mount", "--propagation", "slave", "sh", "-c", "\n".join(lines), "sh", *command]

@@ -59,6 +59,40 @@ def test_limit_cannot_be_raised_again() -> None:
     assert "not allowed to raise" in found.stderr
 
 
+DESCRIPTORS = """
+import os, resource, socket, sys
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 400), hard))
+ready, waits = os.pipe(), os.pipe()
+if os.fork() == 0:
+    limit(10**6)
+    resource.setrlimit(resource.RLIMIT_NOFILE, [resource.getrlimit(resource.RLIMIT_NOFILE)[1]] * 2)
+    ends = []
+    try:
+        while True:
+            ends.append(socket.socketpair())
+            ends[-1][0].setblocking(False)
+            socket.send_fds(ends[-1][0], [b"."], [0] * 200)
+    except OSError:
+        os.write(ready[1], b".")
+    os.read(waits[0], 1)
+    os._exit(0)
+os.read(ready[0], 1)
+one, other = socket.socketpair()
+try:
+    socket.send_fds(one, [b"."], [0])
+    print("sent")
+except OSError as error:
+    print(error)
+os.write(waits[1], b".")
+"""
+
+
+def test_descriptors_on_their_way_leave_the_endpoint_some() -> None:
+    command = [sys.executable, "-c", LOADED + DESCRIPTORS]
+    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__)])) == "sent"
+
+
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
 def test_worker_with_a_user_namespace_has_processes_of_its_own() -> None:
     program = f"{LOADED}limit(10**6, apart=20, outer={process_limits.user_namespace()!r})\n{FORKING}"

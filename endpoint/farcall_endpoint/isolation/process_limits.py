@@ -1,4 +1,4 @@
-"""Process limits (``RLIMIT_NPROC``) of workers of other submitters. Stands alone: imports nothing of Farcall.
+"""Limits of processes (``RLIMIT_NPROC``) and descriptors of workers of other submitters. Imports nothing of Farcall.
 
 The kernel counts processes and threads for the whole account, so one submitter could use up what another one needs. A
 limit is therefore relative to what runs when a worker starts. In a user namespace of its own, the kernel counts a
@@ -35,6 +35,8 @@ def limit_processes(more: int, *, apart: int = 0, outer: str = "") -> None:
     :param more: how many there may be besides those that run now; 0: no limit.
     :param apart: instead, in another user namespace than the outer one, where the kernel counts apart.
     """
+    if more:
+        _limit_descriptors()
     if outer not in ("", user_namespace()) and _kernel() >= _COUNTS_APART:
         more = apart
     if not more:
@@ -44,6 +46,14 @@ def limit_processes(more: int, *, apart: int = 0, outer: str = "") -> None:
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _limit_descriptors() -> None:
+    """Limit open descriptors to less than what the endpoint may have. The kernel compares those that are on their way
+    through sockets, of the whole account, with this limit of the sender: then the endpoint can still send some."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = soft - soft // 4
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def user_namespace() -> str:

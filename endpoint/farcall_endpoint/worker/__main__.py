@@ -82,16 +82,12 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
     if find_packages is not None:
         find_packages()
+    else:
+        runner.lacks_packages = bool(sys.flags.no_user_site)
     inbox.offer()
     imports = ImportReporter() if settings.reports_imports else None
     zombies = process_reaper.ZombieReaper()
     channel.send(Ready(os.getpid()))
-    if (
-        find_packages is None and sys.flags.no_user_site
-    ):  # they run code: if that ends the worker, a task is lost with it
-        from farcall_endpoint.isolation.confinement import add_user_packages
-
-        add_user_packages()
     while (received := inbox.next()) is not None:
         if type(received.packet) is Run:
             work(inbox, runner, received)
@@ -115,6 +111,11 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
         if inbox.syncs == syncs and (arrived is not None or channel.claim()):
             if order.submitter:
                 runner.is_of_other = True
+            if runner.lacks_packages:  # they run code: if that ends the worker, its task has failed, and not its start
+                from farcall_endpoint.isolation.confinement import add_user_packages
+
+                runner.lacks_packages = False
+                add_user_packages()
             begun = runner.begin(order)
             if begun is not None:
                 channel.send(begun)

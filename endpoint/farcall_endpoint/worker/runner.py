@@ -82,6 +82,8 @@ class Runner:
         self._inbox = inbox
         #: Whether it has run a task of another submitter than the owner.
         self.is_of_other = False
+        #: Whether packages of the submitter's home are to be made importable before the first task.
+        self.lacks_packages = False
         self._capture = capture
         self._endpoint_id = endpoint_id
         allowed = frozenset(settings.allowed_serializers) or None

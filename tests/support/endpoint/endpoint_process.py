@@ -26,8 +26,9 @@ class EndpointProcess:
 
     :param engine: further fields of the ``engine`` section of its configuration.
     :param python: the Python that runs it.
-    :param may_be_root: whether root runs it if root runs the test. By default an ordinary user does at the levels at
-        which an endpoint of root refuses tasks of others.
+    :param may_be_root: whether root runs it if root runs the test. By default an ordinary user does if the test names
+        a level of isolation: an endpoint of root refuses tasks of others.
+    :param reachable: further directories that an ordinary user needs.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class EndpointProcess:
         engine: Mapping[str, object] | None = None,
         python: str = sys.executable,
         may_be_root: bool = False,
+        reachable: Iterable[Path] = (),
     ) -> None:
         self.home = home
         self.cloud = cloud
@@ -48,13 +50,9 @@ class EndpointProcess:
             write_config(self.directory.config_file, Config(engine=EngineConfig(max_workers_per_node=workers)))
             self._configure({"isolation": "auto"} | dict(engine or {}))
         self.agent: subprocess.Popen[bytes] | None = None
-        self._ordinary = not may_be_root and (engine or {}).get("isolation") in (
-            "none",
-            "process",
-            "landlock",
-            "bubblewrap",
-        )
+        self._ordinary = not may_be_root and "isolation" in (engine or {})
         self._python = python
+        self._reachable = reachable
 
     @property
     def environment(self) -> dict[str, str]:
@@ -73,7 +71,9 @@ class EndpointProcess:
         if self._ordinary and os.geteuid() == 0:
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, USER, USER, follow_symlinks=False)
-            command = as_ordinary_user(command, reachable=[self.home, _CHECKOUT, Path(self._python).parents[1]])
+            command = as_ordinary_user(
+                command, reachable=[self.home, _CHECKOUT, Path(self._python).parents[1], *self._reachable]
+            )
         self.agent = subprocess.Popen(command, env=self.environment, start_new_session=True)
         if connected:
             self.cloud.wait_for(lambda: len(self.cloud.hellos) > greeted)
@@ -154,11 +154,14 @@ def running_endpoint(
     heartbeat_s: float = 5.0,
     python: str = sys.executable,
     may_be_root: bool = False,
+    reachable: Iterable[Path] = (),
 ) -> Iterator[EndpointProcess]:
     """An endpoint with its own fake cloud; both are gone afterwards, and no process is left."""
     cloud = FakeCloud(heartbeat_s=heartbeat_s)
     try:
-        endpoint = EndpointProcess(home, cloud, workers=workers, engine=engine, python=python, may_be_root=may_be_root)
+        endpoint = EndpointProcess(
+            home, cloud, workers=workers, engine=engine, python=python, may_be_root=may_be_root, reachable=reachable
+        )
         try:
             if start:
                 endpoint.start()
