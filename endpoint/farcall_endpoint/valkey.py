@@ -46,6 +46,8 @@ _CHECKS: Final = 3
 _START_LIMIT_S: Final = 15.0
 _PROBE_S: Final = 0.01
 _PROBE_LIMIT_S: Final = 1.0
+_LISTEN: Final = "0A"
+"""State of a socket in ``/proc/net/tcp``."""
 _TRIES: Final = 5
 """Another program may take the port before the server does."""
 _LAST_LINES: Final = 3
@@ -296,7 +298,7 @@ class ValkeyServers:
 
     def _checked(self, submitter: str, server: _Server) -> Callable[[], None]:
         """In a thread: ask a server for a sign of life."""
-        is_alive = _answers(server.address)
+        is_alive = _answers(server)
         return lambda: self._heard(submitter, server, is_alive=is_alive)
 
     def _heard(self, submitter: str, server: _Server, *, is_alive: bool) -> None:
@@ -354,7 +356,7 @@ class ValkeyServers:
         """In a thread: wait until the server answers, or has ended."""
         deadline = time.monotonic() + _START_LIMIT_S
         while server.process.poll() is None and time.monotonic() < deadline:
-            if _answers(server.address):
+            if _answers(server):
                 return lambda: self._started(submitter, server)
             time.sleep(_PROBE_S)
         return lambda: self._not_started(submitter, server, tries)
@@ -416,14 +418,32 @@ def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
     raise OSError(0, "no port is free", f"{first}-{last}")
 
 
-def _answers(address: ValkeyAddress) -> bool:
-    """Whether the server accepts its password."""
+def _answers(server: _Server) -> bool:
+    """Whether a server listens on its port, and answers. It gets no password, as another program may have the port."""
+    if not _listens(server.process.pid, server.address.port):
+        return False
     try:
-        with socket.create_connection((LOOPBACK, address.port), timeout=_PROBE_LIMIT_S) as connection:
-            connection.sendall(f"AUTH {address.password}\r\n".encode())
-            return connection.recv(16).startswith(b"+OK")
+        with socket.create_connection((LOOPBACK, server.address.port), timeout=_PROBE_LIMIT_S) as connection:
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"-NOAUTH")
     except OSError:
         return False
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether this process has the socket that accepts connections to a port of 127.0.0.1."""
+    listening = set[str]()
+    with open("/proc/net/tcp") as lines:  # noqa: PTH123
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[1].endswith(f":{port:04X}"):
+                listening.add(f"socket:[{fields[9]}]")
+    with contextlib.suppress(OSError):  # it has ended
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") in listening:  # noqa: PTH115
+                    return True
+    return False
 
 
 def _last_words(server: _Server) -> str:

@@ -7,8 +7,10 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ import yaml
 
 from farcall_common.environments import Environment
 from farcall_endpoint import Engine
+from farcall_endpoint import valkey as valkey_module
 from farcall_endpoint.agent import memory_root
 from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.payers import Payers
-from farcall_endpoint.protocol import ValkeyAnswered
+from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
 from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
-from farcall_endpoint.valkey import Job, ValkeyServers, ValkeySettings
+from farcall_endpoint.valkey import LOOPBACK, Job, ValkeyServers, ValkeySettings
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
@@ -604,39 +607,74 @@ def test_an_engine_has_the_same(tmp_path: Path) -> None:
     assert servers() == []
 
 
-def test_a_server_that_hangs_is_replaced() -> None:
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    answers: list[ValkeyAnswered] = []
-    with contextlib.closing(
-        ValkeyServers(
-            ValkeySettings(),
+class Servers(ValkeyServers):
+    """The servers of an endpoint in this process; their jobs run when they are asked for."""
+
+    def __init__(self, settings: ValkeySettings | None = None) -> None:
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.answers: list[ValkeyAnswered] = []
+        super().__init__(
+            settings or ValkeySettings(),
             is_local=True,
             ports=None,
-            submit=jobs.put,
-            send=lambda _, message: answers.append(message),
+            submit=self.jobs.put,
+            send=lambda _, message: self.answers.append(message),
             check_s=0.01,
         )
-    ) as valkey:
 
-        def has_address() -> bool:
-            valkey.maintain(lambda: [ALICE])
-            while not jobs.empty():
-                jobs.get()()()
-            return bool(answers)
+    def maintained(self) -> bool:
+        """Do what is to be done; whether there is an answer."""
+        self.maintain(lambda: [ALICE])
+        while not self.jobs.empty():
+            self.jobs.get()()()
+        return bool(self.answers)
 
-        valkey.requested("m", ALICE)
-        wait_until(has_address)
-        [row] = valkey.describe()
-        hanging = psutil.Process(int(str(row["pid"])))
+    def start(self) -> tuple[psutil.Process, ValkeyAddress]:
+        """Start a server."""
+        self.requested("m", ALICE)
+        wait_until(self.maintained)
+        [row] = self.describe()
+        address = self.answers.pop().address
+        assert address is not None
+        return psutil.Process(int(str(row["pid"]))), address
+
+
+def test_a_server_that_hangs_is_replaced() -> None:
+    with contextlib.closing(Servers()) as valkey:
+        hanging, first = valkey.start()
         for _ in range(10):
-            has_address()
+            valkey.maintained()
         hanging.suspend()
-        wait_until(lambda: has_address() and valkey.describe() == [])
+        wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
         wait_gone([hanging])
-        first = answers.pop()
-        valkey.requested("m", ALICE)
-        wait_until(has_address)
-        assert first.address != answers[0].address
+        _, second = valkey.start()
+        assert first != second
+
+
+def test_a_program_that_takes_the_port_of_a_server_gets_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[bytes] = []
+    with socket.create_server((LOOPBACK, 0)) as other:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):  # it is closed
+                while True:
+                    with other.accept()[0] as connection:
+                        received.append(connection.recv(1000))
+                        connection.sendall(b"+OK\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        ports = iter([other.getsockname()[1]])
+        free_port = valkey_module._free_port
+        monkeypatch.setattr(
+            valkey_module, "_free_port", lambda *args, **options: next(ports, None) or free_port(*args, **options)
+        )
+        with contextlib.closing(Servers()) as valkey:
+            _, address = valkey.start()
+        taken = other.getsockname()[1]
+        other.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert (received, address.port == taken) == ([], False)
 
 
 def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
