@@ -180,12 +180,19 @@ Job = Callable[[], Callable[[], None]]
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Server:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     address: ValkeyAddress
     since: float  # epoch seconds
+    connection: socket.socket | None = None
+
+    def close(self) -> None:
+        """Close what this process has open for it."""
+        self.output.close()
+        if self.connection is not None:
+            self.connection.close()
 
 
 class ValkeyServers:
@@ -278,7 +285,7 @@ class ValkeyServers:
         for server in [*self._servers.values(), *self._ending]:
             server.process.kill()
             server.process.wait()
-            server.output.close()
+            server.close()
         self._servers.clear()
         self._ending.clear()
 
@@ -291,10 +298,10 @@ class ValkeyServers:
                 del self._unanswered[server.process.pid]
                 self._table.ended(submitter)
                 _logger.warning("the Valkey of %s has ended: %s", submitter or "the owner", _last_words(server))
-                server.output.close()
+                server.close()
         for server in [each for each in self._ending if each.process.poll() is not None]:
             self._ending.remove(server)
-            server.output.close()
+            server.close()
 
     def _checked(self, submitter: str, server: _Server) -> Callable[[], None]:
         """In a thread: ask a server for a sign of life."""
@@ -373,7 +380,7 @@ class ValkeyServers:
         server.process.kill()
         server.process.wait()
         words = _last_words(server)
-        server.output.close()
+        server.close()
         del self._servers[submitter]
         if tries > 1 and "in use" in words:
             self._start(submitter, tries=tries - 1)
@@ -419,15 +426,27 @@ def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
 
 
 def _answers(server: _Server) -> bool:
-    """Whether a server listens on its port, and answers. It gets no password, as another program may have the port."""
-    if not _listens(server.process.pid, server.address.port):
-        return False
+    """Whether a server answers: anything, as it has a limit of connections, and others can use them up. Its connection
+    is kept for that reason, too. It gets no password, as another program may have the port."""
+    connection = server.connection
     try:
-        with socket.create_connection((LOOPBACK, server.address.port), timeout=_PROBE_LIMIT_S) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"-NOAUTH")
-    except OSError:
+        if connection is None:
+            if not _listens(server.process.pid, server.address.port):
+                return False
+            connection = socket.create_connection((LOOPBACK, server.address.port), timeout=_PROBE_LIMIT_S)
+            server.connection = connection
+        connection.sendall(b"PING\r\n")
+        if connection.recv(_TAIL_BYTES):
+            return True
+    except TimeoutError:
         return False
+    except OSError:
+        pass
+    if connection is None:
+        return False
+    connection.close()  # the server has closed it, and so it does not hang
+    server.connection = None
+    return True
 
 
 def _listens(pid: int, port: int) -> bool:

@@ -677,6 +677,36 @@ def test_a_program_that_takes_the_port_of_a_server_gets_no_password(monkeypatch:
     assert (received, address.port == taken) == ([], False)
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_server_without_room_for_connections_is_not_killed(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
+    config = valkey_module._config
+    monkeypatch.setattr(valkey_module, "_config", lambda *args, **options: ["maxclients 4", *config(*args, **options)])
+    with contextlib.closing(Servers()) as valkey, contextlib.ExitStack() as connections:
+        process, address = valkey.start()
+        kept = valkey._servers[ALICE].connection
+        assert kept is not None
+        if not is_kept:
+            kept.shutdown(socket.SHUT_RDWR)
+        while True:
+            connection = connections.enter_context(socket.create_connection((LOOPBACK, address.port)))
+            connection.sendall(b"PING\r\n")
+            if b"max number of clients" in connection.recv(100):
+                break
+        checks = 0
+
+        def is_checked_often() -> bool:
+            nonlocal checks
+            valkey.maintain(lambda: [ALICE])
+            while not valkey.jobs.empty():
+                valkey.jobs.get()()()
+                checks += 1
+            return checks > 10
+
+        wait_until(is_checked_often)
+        assert [row["pid"] for row in valkey.describe()] == [process.pid]
+        assert process.is_running()
+
+
 def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
     """Its files go before those of another submitter, who has more than the account, and less than its payer."""
 
