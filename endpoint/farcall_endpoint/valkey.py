@@ -50,6 +50,10 @@ _LISTEN: Final = "0A"
 """State of a socket in ``/proc/net/tcp``."""
 _TRIES: Final = 5
 """Another program may take the port before the server does."""
+_MEMORY_RATIO: Final = 2
+_MORE_MEMORY_BYTES: Final = 256 * 2**20
+"""A server checks its limit before each command or script, which can take more. The kernel's limit is so much above."""
+_OUT_OF_MEMORY: Final = b"Out Of Memory allocating"
 _LAST_LINES: Final = 3
 _TAIL_BYTES: Final = 4096
 _CATEGORIES: Final = ("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall")
@@ -338,12 +342,14 @@ class ValkeyServers:
     def _spawn(self, program: str) -> _Server:
         address = ValkeyAddress(_free_port(self._ports, is_local=self._is_local), secrets.token_urlsafe(32))
         bind = LOOPBACK if self._is_local else "* -::*"
+        memory_bytes = _MEMORY_RATIO * self._settings.memory_bytes + _MORE_MEMORY_BYTES
+        starter = [sys.executable, "-I", "-S", process_reaper.__file__, "--with-parent", str(os.getpid())]
         config = "\n".join(_config(address, bind=bind, memory_bytes=self._settings.memory_bytes))
         output = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the server
         try:
             # Python first: it lets the kernel end the server with this process, and becomes the server.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", process_reaper.__file__, "--with-parent", str(os.getpid()), program, "-"],
+                [*starter, str(memory_bytes), program, "-"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -403,6 +409,7 @@ def _config(address: ValkeyAddress, *, bind: str, memory_bytes: int) -> Iterator
     yield f"bind {bind}"
     yield f"port {address.port}"
     yield from ("tcp-backlog 128", "databases 16", "loglevel warning", 'logfile ""', 'save ""', "appendonly no")
+    yield from ("crash-log-enabled no", "crash-memcheck-enabled no")  # long, and with data of the submitter
     yield f"maxmemory {memory_bytes}"
     yield from ("maxmemory-policy noeviction", "maxmemory-clients 25%")
     yield f"user default reset on >{address.password} ~* &* +@all {' '.join(_CATEGORIES)}"
@@ -467,7 +474,10 @@ def _listens(pid: int, port: int) -> bool:
 
 def _last_words(server: _Server) -> str:
     server.output.seek(max(0, server.output.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    lines = plain(server.output.read().decode(errors="replace")).strip().splitlines()
+    words = server.output.read()
+    if _OUT_OF_MEMORY in words:
+        return "it has reached the kernel's limit for its memory, which depends on data.valkey_memory"
+    lines = plain(words.decode(errors="replace")).strip().splitlines()
     code = server.process.poll()
     return "; ".join(lines[-_LAST_LINES:]) or f"exit code {code}"
 

@@ -707,6 +707,21 @@ def test_a_server_without_room_for_connections_is_not_killed(monkeypatch: pytest
         assert process.is_running()
 
 
+def test_a_server_that_takes_much_more_memory_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """A server checks its own limit before a transaction, but not in it."""
+    with contextlib.closing(Servers(ValkeySettings(memory_bytes=10**7))) as valkey:
+        process, address = valkey.start()
+        with redis.Redis(port=address.port, password=address.password) as client:
+            client.set("key", bytes(2**20))
+            with client.pipeline(transaction=True) as together, pytest.raises(redis.ConnectionError):
+                for number in range(4):
+                    together.setrange(f"large-{number}", 100 * 2**20, b"x")
+                together.execute()
+        wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
+        wait_gone([process])
+    assert "has ended: it has reached the kernel's limit for its memory" in caplog.text
+
+
 def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
     """Its files go before those of another submitter, who has more than the account, and less than its payer."""
 
