@@ -56,9 +56,13 @@ _MORE_MEMORY_BYTES: Final = 256 * 2**20
 _OUT_OF_MEMORY: Final = b"Out Of Memory allocating"
 _LAST_LINES: Final = 3
 _TAIL_BYTES: Final = 4096
-_CATEGORIES: Final = ("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall")
+_CATEGORIES: Final = (
+    *("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall"),
+    *("-script|debug", "-acl", "-cluster"),
+)
 """Without what changes or ends the server, or makes it connect to others or write files: CONFIG, DEBUG, MODULE,
-SHUTDOWN, REPLICAOF, MIGRATE, SAVE, ACL, CLUSTER, MONITOR and so on."""
+SHUTDOWN, REPLICAOF, MIGRATE, SAVE, ACL, CLUSTER, MONITOR and so on; and what forks it: BGSAVE, BGREWRITEAOF, SCRIPT
+DEBUG. A test has the list of all commands that are left."""
 
 
 class ValkeySettings(msgspec.Struct, frozen=True, kw_only=True):

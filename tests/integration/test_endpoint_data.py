@@ -29,7 +29,7 @@ from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.payers import Payers
 from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
 from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
-from farcall_endpoint.valkey import LOOPBACK, Job, ValkeyServers, ValkeySettings
+from farcall_endpoint.valkey import LOOPBACK, Job, ValkeyServers, ValkeySettings, find_program
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
@@ -460,6 +460,7 @@ def refused() -> list[str]:
         *("CONFIG GET requirepass", "CONFIG SET dir /tmp", "SHUTDOWN NOSAVE", "DEBUG RELOAD", "MODULE LIST", "SAVE"),
         *("REPLICAOF 127.0.0.1 1", "MIGRATE 127.0.0.1 1 key 0 1", "ACL LIST", "MONITOR", "CLIENT LIST", "BGREWRITEAOF"),
         *("EVAL return(redis.call('config','get','*')) 0", "CLUSTER INFO", "SYNC", "SLOWLOG GET"),
+        *("SCRIPT DEBUG YES", "SCRIPT DEBUG SYNC", "BGSAVE", "ACL WHOAMI"),
     ):
         try:
             client.execute_command(*command.split())  # type: ignore[no-untyped-call]
@@ -468,6 +469,7 @@ def refused() -> list[str]:
             pass
     client.set("key", "value")
     assert client.eval("return redis.call('get', KEYS[1])", 1, "key") == b"value"
+    assert client.register_script("return redis.call('get', KEYS[1])")(keys=["key"]) == b"value"
     client.flushdb()
     return outcomes
 
@@ -720,6 +722,74 @@ def test_a_server_that_takes_much_more_memory_ends(caplog: pytest.LogCaptureFixt
         wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
         wait_gone([process])
     assert "has ended: it has reached the kernel's limit for its memory" in caplog.text
+
+
+ALLOWED = set(
+    """
+    append asking auth bitcount bitfield bitfield_ro bitop bitpos blmove blmpop blpop brpop brpoplpush bzmpop
+    bzpopmax bzpopmin client|caching client|capa client|getname client|getredir client|help client|id
+    client|import-source client|info client|no-touch client|reply client|setinfo client|setname client|tracking
+    client|trackinginfo clusterscan commandlog|help command|count command|docs command|getkeys
+    command|getkeysandflags command|help command|info command|list config|help copy dbsize decr decrby del
+    delifeq discard dump echo eval eval_ro evalsha evalsha_ro exec exists expire expireat expiretime fcall
+    fcall_ro flushall flushdb function|delete function|dump function|flush function|help function|kill
+    function|list function|load function|restore function|stats geoadd geodist geohash geopos georadius
+    georadius_ro georadiusbymember georadiusbymember_ro geosearch geosearchstore get getbit getdel getex
+    getrange getset hdel hello hexists hexpire hexpireat hexpiretime hget hgetall hgetdel hgetex hincrby
+    hincrbyfloat hkeys hlen hmget hmset hpersist hpexpire hpexpireat hpexpiretime hpttl hrandfield hscan hset
+    hsetex hsetnx hstrlen httl hvals incr incrby incrbyfloat info keys latency|help lcs lindex linsert llen
+    lmove lmpop lolwut lpop lpos lpush lpushx lrange lrem lset ltrim memory|doctor memory|help
+    memory|malloc-stats memory|purge memory|stats memory|usage mget module|help move mset msetex msetnx multi
+    object|encoding object|freq object|help object|idletime object|refcount persist pexpire pexpireat
+    pexpiretime pfadd pfcount pfmerge ping psetex psubscribe pttl publish pubsub|channels pubsub|help
+    pubsub|numpat pubsub|numsub pubsub|shardchannels pubsub|shardnumsub punsubscribe quit randomkey readonly
+    readwrite rename renamenx reset rpop rpoplpush rpush rpushx sadd scan scard script|exists script|flush
+    script|help script|kill script|load script|show sdiff sdiffstore select set setbit setex setnx setrange
+    sinter sintercard sinterstore sismember slowlog|help smembers smismember smove sort spop spublish
+    srandmember srem sscan ssubscribe strlen subscribe substr sunion sunionstore sunsubscribe time touch ttl
+    type unlink unsubscribe unwatch wait waitaof watch xack xadd xautoclaim xclaim xdel xgroup|create
+    xgroup|createconsumer xgroup|delconsumer xgroup|destroy xgroup|help xgroup|setid xinfo|consumers
+    xinfo|groups xinfo|help xinfo|stream xlen xpending xrange xread xreadgroup xrevrange xsetid xtrim zadd zcard
+    zcount zdiff zdiffstore zincrby zinter zintercard zinterstore zlexcount zmpop zmscore zpopmax zpopmin
+    zrandmember zrange zrangebylex zrangebyscore zrangestore zrank zrem zremrangebylex zremrangebyrank
+    zremrangebyscore zrevrange zrevrangebylex zrevrangebyscore zrevrank zscan zscore zunion zunionstore
+    """.split()
+)
+"""None of these ends, forks, stops or reconfigures the server, writes files, connects to others, or shows clients."""
+
+
+def test_the_commands_of_a_server_are_known(tmp_path: Path) -> None:
+    """Look at each command that a release adds, and add it here, or refuse it."""
+    program = find_program()
+    assert program is not None
+    path = tmp_path / "socket"
+    config = [
+        *valkey_module._config(ValkeyAddress(0, "password"), bind=LOOPBACK, memory_bytes=10**7),
+        f"unixsocket {path}",
+        "user judge reset on nopass ~* &* +@all",
+    ]
+    with subprocess.Popen([program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as server:
+        try:
+            assert server.stdin is not None
+            with server.stdin:
+                server.stdin.write("\n".join([*config, ""]).encode())
+            wait_until(path.exists)
+            with redis.Redis(unix_socket_path=str(path), username="judge", password="any", protocol=2) as client:
+                del client.response_callbacks["COMMAND"]
+                run: Any = client.execute_command
+                commands: dict[str, int] = {}  # how many words each has at least
+                for name, words, *_, inner in run("COMMAND"):
+                    for each, count in [(row[0], row[1]) for row in inner] or [(name, words)]:
+                        commands[each.decode()] = abs(count)
+                assert len(commands) > 300
+                outcomes = {}
+                for name, count in commands.items():
+                    words = name.split("|")
+                    arguments = ["1"] * (count - len(words))
+                    outcomes[name] = run("ACL", "DRYRUN", "default", *words, *arguments) == b"OK"
+                assert {name for name, is_allowed in outcomes.items() if is_allowed} == ALLOWED
+        finally:
+            server.kill()
 
 
 def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
