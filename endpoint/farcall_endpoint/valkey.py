@@ -196,6 +196,10 @@ class _Server:
     since: float  # epoch seconds
     connection: socket.socket | None = None
 
+    def kill(self) -> None:
+        """Kill it, and processes that it has started."""
+        process_reaper.kill_group(self.process.pid)
+
     def close(self) -> None:
         """Close what this process has open for it."""
         self.output.close()
@@ -270,7 +274,7 @@ class ValkeyServers:
             _logger.info(
                 "the Valkey of %s, pid %d, is not needed any more", submitter or "the owner", server.process.pid
             )
-            server.process.kill()
+            server.kill()
             self._ending.append(server)
 
     def describe(self) -> list[dict[str, object]]:
@@ -291,7 +295,7 @@ class ValkeyServers:
         """End all servers."""
         self._is_closed = True
         for server in [*self._servers.values(), *self._ending]:
-            server.process.kill()
+            server.kill()
             server.process.wait()
             server.close()
         self._servers.clear()
@@ -305,6 +309,7 @@ class ValkeyServers:
                 del self._servers[submitter]
                 del self._unanswered[server.process.pid]
                 self._table.ended(submitter)
+                server.kill()  # what it has left
                 _logger.warning("the Valkey of %s has ended: %s", submitter or "the owner", _last_words(server))
                 server.close()
         for server in [each for each in self._ending if each.process.poll() is not None]:
@@ -323,7 +328,7 @@ class ValkeyServers:
         self._unanswered[pid] = 0 if is_alive else self._unanswered[pid] + 1
         if self._unanswered[pid] == _CHECKS:
             _logger.error("the Valkey of %s, pid %d, does not answer: it is killed", submitter or "the owner", pid)
-            server.process.kill()
+            server.kill()
 
     def _start(self, submitter: str, *, tries: int) -> None:
         """Start a server; a thread waits until it answers."""
@@ -387,7 +392,7 @@ class ValkeyServers:
     def _not_started(self, submitter: str, server: _Server, tries: int) -> None:
         if self._is_closed:
             return
-        server.process.kill()
+        server.kill()
         server.process.wait()
         words = _last_words(server)
         server.close()
