@@ -12,7 +12,8 @@ process that, on SIGTERM, kills its descendants at once (:mod:`farcall_endpoint.
 When the manager is gone, for whatever reason, the kernel closes the pipe; then all processes still on the list are
 killed. ``=PATH`` is a directory of cgroups, which is removed then.
 
-With ``--with-parent PID COMMAND ...`` it becomes that command, which the kernel kills when process PID has ended.
+With ``--with-parent PID BYTES COMMAND ...`` it becomes that command, which the kernel kills when process PID has ended.
+The kernel gives it no more private memory than so many bytes (``RLIMIT_DATA``).
 
 With a command as its arguments (``python -I -S process_reaper.py COMMAND ...``) it runs that command and ends as it
 does, and then kills what is left of its descendants, also those that became daemons.
@@ -499,13 +500,17 @@ def supervise(command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def replace_with(parent: int, command: list[str]) -> None:
+def replace_with(parent: int, memory_bytes: int, command: list[str]) -> None:
     """Become a command that is killed when its parent has ended: to be exact, the thread that has started it.
 
+    :param memory_bytes: most private memory of the command.
     :raises OSError: if that cannot be, or there is no such program.
     """
     if _prctl()(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError("the end of the parent cannot be noticed")
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = memory_bytes if most == resource.RLIM_INFINITY else min(memory_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     if os.getppid() == parent:  # it can have ended before
         os.execv(command[0], command)  # noqa: S606
 
@@ -520,7 +525,7 @@ if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if len(sys.argv) == 1 else signal.SIG_DFL)
     if sys.argv[1:2] == [_WITH_PARENT]:
-        replace_with(int(sys.argv[2]), sys.argv[3:])
+        replace_with(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
         sys.exit(1)
     if len(sys.argv) > 1:
         sys.exit(supervise(sys.argv[1:]))

@@ -46,13 +46,23 @@ _CHECKS: Final = 3
 _START_LIMIT_S: Final = 15.0
 _PROBE_S: Final = 0.01
 _PROBE_LIMIT_S: Final = 1.0
+_LISTEN: Final = "0A"
+"""State of a socket in ``/proc/net/tcp``."""
 _TRIES: Final = 5
 """Another program may take the port before the server does."""
+_MEMORY_RATIO: Final = 2
+_MORE_MEMORY_BYTES: Final = 256 * 2**20
+"""A server checks its limit before each command or script, which can take more. The kernel's limit is so much above."""
+_OUT_OF_MEMORY: Final = b"Out Of Memory allocating"
 _LAST_LINES: Final = 3
 _TAIL_BYTES: Final = 4096
-_CATEGORIES: Final = ("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall")
+_CATEGORIES: Final = (
+    *("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall"),
+    *("-script|debug", "-acl", "-cluster"),
+)
 """Without what changes or ends the server, or makes it connect to others or write files: CONFIG, DEBUG, MODULE,
-SHUTDOWN, REPLICAOF, MIGRATE, SAVE, ACL, CLUSTER, MONITOR and so on."""
+SHUTDOWN, REPLICAOF, MIGRATE, SAVE, ACL, CLUSTER, MONITOR and so on; and what forks it: BGSAVE, BGREWRITEAOF, SCRIPT
+DEBUG. A test has the list of all commands that are left."""
 
 
 class ValkeySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,12 +188,23 @@ Job = Callable[[], Callable[[], None]]
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Server:
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     address: ValkeyAddress
     since: float  # epoch seconds
+    connection: socket.socket | None = None
+
+    def kill(self) -> None:
+        """Kill it, and processes that it has started."""
+        process_reaper.kill_group(self.process.pid)
+
+    def close(self) -> None:
+        """Close what this process has open for it."""
+        self.output.close()
+        if self.connection is not None:
+            self.connection.close()
 
 
 class ValkeyServers:
@@ -253,7 +274,7 @@ class ValkeyServers:
             _logger.info(
                 "the Valkey of %s, pid %d, is not needed any more", submitter or "the owner", server.process.pid
             )
-            server.process.kill()
+            server.kill()
             self._ending.append(server)
 
     def describe(self) -> list[dict[str, object]]:
@@ -274,9 +295,9 @@ class ValkeyServers:
         """End all servers."""
         self._is_closed = True
         for server in [*self._servers.values(), *self._ending]:
-            server.process.kill()
+            server.kill()
             server.process.wait()
-            server.output.close()
+            server.close()
         self._servers.clear()
         self._ending.clear()
 
@@ -288,15 +309,16 @@ class ValkeyServers:
                 del self._servers[submitter]
                 del self._unanswered[server.process.pid]
                 self._table.ended(submitter)
+                server.kill()  # what it has left
                 _logger.warning("the Valkey of %s has ended: %s", submitter or "the owner", _last_words(server))
-                server.output.close()
+                server.close()
         for server in [each for each in self._ending if each.process.poll() is not None]:
             self._ending.remove(server)
-            server.output.close()
+            server.close()
 
     def _checked(self, submitter: str, server: _Server) -> Callable[[], None]:
         """In a thread: ask a server for a sign of life."""
-        is_alive = _answers(server.address)
+        is_alive = _answers(server)
         return lambda: self._heard(submitter, server, is_alive=is_alive)
 
     def _heard(self, submitter: str, server: _Server, *, is_alive: bool) -> None:
@@ -306,7 +328,7 @@ class ValkeyServers:
         self._unanswered[pid] = 0 if is_alive else self._unanswered[pid] + 1
         if self._unanswered[pid] == _CHECKS:
             _logger.error("the Valkey of %s, pid %d, does not answer: it is killed", submitter or "the owner", pid)
-            server.process.kill()
+            server.kill()
 
     def _start(self, submitter: str, *, tries: int) -> None:
         """Start a server; a thread waits until it answers."""
@@ -329,12 +351,14 @@ class ValkeyServers:
     def _spawn(self, program: str) -> _Server:
         address = ValkeyAddress(_free_port(self._ports, is_local=self._is_local), secrets.token_urlsafe(32))
         bind = LOOPBACK if self._is_local else "* -::*"
+        memory_bytes = _MEMORY_RATIO * self._settings.memory_bytes + _MORE_MEMORY_BYTES
+        starter = [sys.executable, "-I", "-S", process_reaper.__file__, "--with-parent", str(os.getpid())]
         config = "\n".join(_config(address, bind=bind, memory_bytes=self._settings.memory_bytes))
         output = tempfile.TemporaryFile()  # noqa: SIM115 - it is closed with the server
         try:
             # Python first: it lets the kernel end the server with this process, and becomes the server.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", process_reaper.__file__, "--with-parent", str(os.getpid()), program, "-"],
+                [*starter, str(memory_bytes), program, "-"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -354,7 +378,7 @@ class ValkeyServers:
         """In a thread: wait until the server answers, or has ended."""
         deadline = time.monotonic() + _START_LIMIT_S
         while server.process.poll() is None and time.monotonic() < deadline:
-            if _answers(server.address):
+            if _answers(server):
                 return lambda: self._started(submitter, server)
             time.sleep(_PROBE_S)
         return lambda: self._not_started(submitter, server, tries)
@@ -368,10 +392,10 @@ class ValkeyServers:
     def _not_started(self, submitter: str, server: _Server, tries: int) -> None:
         if self._is_closed:
             return
-        server.process.kill()
+        server.kill()
         server.process.wait()
         words = _last_words(server)
-        server.output.close()
+        server.close()
         del self._servers[submitter]
         if tries > 1 and "in use" in words:
             self._start(submitter, tries=tries - 1)
@@ -394,6 +418,7 @@ def _config(address: ValkeyAddress, *, bind: str, memory_bytes: int) -> Iterator
     yield f"bind {bind}"
     yield f"port {address.port}"
     yield from ("tcp-backlog 128", "databases 16", "loglevel warning", 'logfile ""', 'save ""', "appendonly no")
+    yield from ("crash-log-enabled no", "crash-memcheck-enabled no")  # long, and with data of the submitter
     yield f"maxmemory {memory_bytes}"
     yield from ("maxmemory-policy noeviction", "maxmemory-clients 25%")
     yield f"user default reset on >{address.password} ~* &* +@all {' '.join(_CATEGORIES)}"
@@ -416,19 +441,52 @@ def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
     raise OSError(0, "no port is free", f"{first}-{last}")
 
 
-def _answers(address: ValkeyAddress) -> bool:
-    """Whether the server accepts its password."""
+def _answers(server: _Server) -> bool:
+    """Whether a server answers: anything, as it has a limit of connections, and others can use them up. Its connection
+    is kept for that reason, too. It gets no password, as another program may have the port."""
+    connection = server.connection
     try:
-        with socket.create_connection((LOOPBACK, address.port), timeout=_PROBE_LIMIT_S) as connection:
-            connection.sendall(f"AUTH {address.password}\r\n".encode())
-            return connection.recv(16).startswith(b"+OK")
-    except OSError:
+        if connection is None:
+            if not _listens(server.process.pid, server.address.port):
+                return False
+            connection = socket.create_connection((LOOPBACK, server.address.port), timeout=_PROBE_LIMIT_S)
+            server.connection = connection
+        connection.sendall(b"PING\r\n")
+        if connection.recv(_TAIL_BYTES):
+            return True
+    except TimeoutError:
         return False
+    except OSError:
+        pass
+    if connection is None:
+        return False
+    connection.close()  # the server has closed it, and so it does not hang
+    server.connection = None
+    return True
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether this process has the socket that accepts connections to a port of 127.0.0.1."""
+    listening = set[str]()
+    with open("/proc/net/tcp") as lines:  # noqa: PTH123
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[1].endswith(f":{port:04X}"):
+                listening.add(f"socket:[{fields[9]}]")
+    with contextlib.suppress(OSError):  # it has ended
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") in listening:  # noqa: PTH115
+                    return True
+    return False
 
 
 def _last_words(server: _Server) -> str:
     server.output.seek(max(0, server.output.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    lines = plain(server.output.read().decode(errors="replace")).strip().splitlines()
+    words = server.output.read()
+    if _OUT_OF_MEMORY in words:
+        return "it has reached the kernel's limit for its memory, which depends on data.valkey_memory"
+    lines = plain(words.decode(errors="replace")).strip().splitlines()
     code = server.process.poll()
     return "; ".join(lines[-_LAST_LINES:]) or f"exit code {code}"
 

@@ -7,8 +7,10 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,13 @@ import yaml
 
 from farcall_common.environments import Environment
 from farcall_endpoint import Engine
+from farcall_endpoint import valkey as valkey_module
 from farcall_endpoint.agent import memory_root
 from farcall_endpoint.agent.memory_root import MemoryRoot
 from farcall_endpoint.payers import Payers
-from farcall_endpoint.protocol import ValkeyAnswered
+from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
 from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
-from farcall_endpoint.valkey import Job, ValkeyServers, ValkeySettings
+from farcall_endpoint.valkey import LOOPBACK, Job, ValkeyServers, ValkeySettings, find_program
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
@@ -457,6 +460,7 @@ def refused() -> list[str]:
         *("CONFIG GET requirepass", "CONFIG SET dir /tmp", "SHUTDOWN NOSAVE", "DEBUG RELOAD", "MODULE LIST", "SAVE"),
         *("REPLICAOF 127.0.0.1 1", "MIGRATE 127.0.0.1 1 key 0 1", "ACL LIST", "MONITOR", "CLIENT LIST", "BGREWRITEAOF"),
         *("EVAL return(redis.call('config','get','*')) 0", "CLUSTER INFO", "SYNC", "SLOWLOG GET"),
+        *("SCRIPT DEBUG YES", "SCRIPT DEBUG SYNC", "BGSAVE", "ACL WHOAMI"),
     ):
         try:
             client.execute_command(*command.split())  # type: ignore[no-untyped-call]
@@ -465,6 +469,7 @@ def refused() -> list[str]:
             pass
     client.set("key", "value")
     assert client.eval("return redis.call('get', KEYS[1])", 1, "key") == b"value"
+    assert client.register_script("return redis.call('get', KEYS[1])")(keys=["key"]) == b"value"
     client.flushdb()
     return outcomes
 
@@ -604,39 +609,202 @@ def test_an_engine_has_the_same(tmp_path: Path) -> None:
     assert servers() == []
 
 
-def test_a_server_that_hangs_is_replaced() -> None:
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    answers: list[ValkeyAnswered] = []
-    with contextlib.closing(
-        ValkeyServers(
-            ValkeySettings(),
+class Servers(ValkeyServers):
+    """The servers of an endpoint in this process; their jobs run when they are asked for."""
+
+    def __init__(self, settings: ValkeySettings | None = None) -> None:
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.answers: list[ValkeyAnswered] = []
+        super().__init__(
+            settings or ValkeySettings(),
             is_local=True,
             ports=None,
-            submit=jobs.put,
-            send=lambda _, message: answers.append(message),
+            submit=self.jobs.put,
+            send=lambda _, message: self.answers.append(message),
             check_s=0.01,
         )
-    ) as valkey:
 
-        def has_address() -> bool:
-            valkey.maintain(lambda: [ALICE])
-            while not jobs.empty():
-                jobs.get()()()
-            return bool(answers)
+    def maintained(self) -> bool:
+        """Do what is to be done; whether there is an answer."""
+        self.maintain(lambda: [ALICE])
+        while not self.jobs.empty():
+            self.jobs.get()()()
+        return bool(self.answers)
 
-        valkey.requested("m", ALICE)
-        wait_until(has_address)
-        [row] = valkey.describe()
-        hanging = psutil.Process(int(str(row["pid"])))
+    def start(self) -> tuple[psutil.Process, ValkeyAddress]:
+        """Start a server."""
+        self.requested("m", ALICE)
+        wait_until(self.maintained)
+        [row] = self.describe()
+        address = self.answers.pop().address
+        assert address is not None
+        return psutil.Process(int(str(row["pid"]))), address
+
+
+def test_a_server_that_hangs_is_replaced() -> None:
+    with contextlib.closing(Servers()) as valkey:
+        hanging, first = valkey.start()
         for _ in range(10):
-            has_address()
+            valkey.maintained()
         hanging.suspend()
-        wait_until(lambda: has_address() and valkey.describe() == [])
+        wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
         wait_gone([hanging])
-        first = answers.pop()
-        valkey.requested("m", ALICE)
-        wait_until(has_address)
-        assert first.address != answers[0].address
+        _, second = valkey.start()
+        assert first != second
+
+
+def test_a_program_that_takes_the_port_of_a_server_gets_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[bytes] = []
+    with socket.create_server((LOOPBACK, 0)) as other:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):  # it is closed
+                while True:
+                    with other.accept()[0] as connection:
+                        received.append(connection.recv(1000))
+                        connection.sendall(b"+OK\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        ports = iter([other.getsockname()[1]])
+        free_port = valkey_module._free_port
+        monkeypatch.setattr(
+            valkey_module, "_free_port", lambda *args, **options: next(ports, None) or free_port(*args, **options)
+        )
+        with contextlib.closing(Servers()) as valkey:
+            _, address = valkey.start()
+        taken = other.getsockname()[1]
+        other.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    assert (received, address.port == taken) == ([], False)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_server_without_room_for_connections_is_not_killed(monkeypatch: pytest.MonkeyPatch, is_kept: bool) -> None:
+    config = valkey_module._config
+    monkeypatch.setattr(valkey_module, "_config", lambda *args, **options: ["maxclients 4", *config(*args, **options)])
+    with contextlib.closing(Servers()) as valkey, contextlib.ExitStack() as connections:
+        process, address = valkey.start()
+        kept = valkey._servers[ALICE].connection
+        assert kept is not None
+        if not is_kept:
+            kept.shutdown(socket.SHUT_RDWR)
+        while True:
+            connection = connections.enter_context(socket.create_connection((LOOPBACK, address.port)))
+            connection.sendall(b"PING\r\n")
+            if b"max number of clients" in connection.recv(100):
+                break
+        checks = 0
+
+        def is_checked_often() -> bool:
+            nonlocal checks
+            valkey.maintain(lambda: [ALICE])
+            while not valkey.jobs.empty():
+                valkey.jobs.get()()()
+                checks += 1
+            return checks > 10
+
+        wait_until(is_checked_often)
+        assert [row["pid"] for row in valkey.describe()] == [process.pid]
+        assert process.is_running()
+
+
+def test_a_server_that_takes_much_more_memory_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """A server checks its own limit before a transaction, but not in it."""
+    with contextlib.closing(Servers(ValkeySettings(memory_bytes=10**7))) as valkey:
+        process, address = valkey.start()
+        with redis.Redis(port=address.port, password=address.password) as client:
+            client.set("key", bytes(2**20))
+            with client.pipeline(transaction=True) as together:
+                for number in range(4):
+                    together.setrange(f"large-{number}", 100 * 2**20, b"x")
+                with pytest.raises(redis.ConnectionError):
+                    together.execute()
+        wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
+        wait_gone([process])
+    assert "has ended: it has reached the kernel's limit for its memory" in caplog.text
+
+
+ALLOWED = """
+    append asking auth bitcount bitfield bitfield_ro bitop bitpos blmove blmpop blpop brpop brpoplpush bzmpop
+    bzpopmax bzpopmin client|caching client|capa client|getname client|getredir client|help client|id
+    client|import-source client|info client|no-touch client|reply client|setinfo client|setname client|tracking
+    client|trackinginfo clusterscan commandlog|help command|count command|docs command|getkeys
+    command|getkeysandflags command|help command|info command|list config|help copy dbsize decr decrby del
+    delifeq discard dump echo eval eval_ro evalsha evalsha_ro exec exists expire expireat expiretime fcall
+    fcall_ro flushall flushdb function|delete function|dump function|flush function|help function|kill
+    function|list function|load function|restore function|stats geoadd geodist geohash geopos georadius
+    georadius_ro georadiusbymember georadiusbymember_ro geosearch geosearchstore get getbit getdel getex
+    getrange getset hdel hello hexists hexpire hexpireat hexpiretime hget hgetall hgetdel hgetex hincrby
+    hincrbyfloat hkeys hlen hmget hmset hpersist hpexpire hpexpireat hpexpiretime hpttl hrandfield hscan hset
+    hsetex hsetnx hstrlen httl hvals incr incrby incrbyfloat info keys latency|help lcs lindex linsert llen
+    lmove lmpop lolwut lpop lpos lpush lpushx lrange lrem lset ltrim memory|doctor memory|help
+    memory|malloc-stats memory|purge memory|stats memory|usage mget module|help move mset msetex msetnx multi
+    object|encoding object|freq object|help object|idletime object|refcount persist pexpire pexpireat
+    pexpiretime pfadd pfcount pfmerge ping psetex psubscribe pttl publish pubsub|channels pubsub|help
+    pubsub|numpat pubsub|numsub pubsub|shardchannels pubsub|shardnumsub punsubscribe quit randomkey readonly
+    readwrite rename renamenx reset rpop rpoplpush rpush rpushx sadd scan scard script|exists script|flush
+    script|help script|kill script|load script|show sdiff sdiffstore select set setbit setex setnx setrange
+    sinter sintercard sinterstore sismember slowlog|help smembers smismember smove sort spop spublish
+    srandmember srem sscan ssubscribe strlen subscribe substr sunion sunionstore sunsubscribe time touch ttl
+    type unlink unsubscribe unwatch wait waitaof watch xack xadd xautoclaim xclaim xdel xgroup|create
+    xgroup|createconsumer xgroup|delconsumer xgroup|destroy xgroup|help xgroup|setid xinfo|consumers
+    xinfo|groups xinfo|help xinfo|stream xlen xpending xrange xread xreadgroup xrevrange xsetid xtrim zadd zcard
+    zcount zdiff zdiffstore zincrby zinter zintercard zinterstore zlexcount zmpop zmscore zpopmax zpopmin
+    zrandmember zrange zrangebylex zrangebyscore zrangestore zrank zrem zremrangebylex zremrangebyrank
+    zremrangebyscore zrevrange zrevrangebylex zrevrangebyscore zrevrank zscan zscore zunion zunionstore
+"""
+"""None of these ends, forks, stops or reconfigures the server, writes files, connects to others, or shows clients."""
+
+
+def test_the_commands_of_a_server_are_known(tmp_path: Path) -> None:
+    """Look at each command that a release adds, and add it here, or refuse it."""
+    program = find_program()
+    assert program is not None
+    path = tmp_path / "socket"
+    config = [
+        *valkey_module._config(ValkeyAddress(0, "password"), bind=LOOPBACK, memory_bytes=10**7),
+        f"unixsocket {path}",
+        "user judge reset on nopass ~* &* +@all",
+    ]
+    with subprocess.Popen([program, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as server:
+        try:
+            assert server.stdin is not None
+            with server.stdin:
+                server.stdin.write("\n".join([*config, ""]).encode())
+            wait_until(path.exists)
+            with redis.Redis(unix_socket_path=str(path), username="judge", password="any", protocol=2) as client:
+                del client.response_callbacks["COMMAND"]
+                run: Any = client.execute_command
+                commands: dict[str, int] = {}  # how many words each has at least
+                for name, words, *_, inner in run("COMMAND"):
+                    for each, count in [(row[0], row[1]) for row in inner] or [(name, words)]:
+                        commands[each.decode()] = abs(count)
+                assert len(commands) > 300
+                outcomes = {}
+                for name, count in commands.items():
+                    words = name.split("|")
+                    arguments = ["1"] * (count - len(words))
+                    outcomes[name] = run("ACL", "DRYRUN", "default", *words, *arguments) == b"OK"
+                assert {name for name, is_allowed in outcomes.items() if is_allowed} == set(ALLOWED.split())
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_processes_of_a_server_end_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_killed: bool) -> None:
+    program = tmp_path / "valkey-server"
+    program.write_text(f'#!/bin/sh\nsleep 600 &\nexec {find_program()} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(valkey_module, "find_program", lambda: str(program))
+    with contextlib.closing(Servers()) as valkey:
+        process, _ = valkey.start()
+        [child] = process.children()
+        if is_killed:
+            process.kill()
+            wait_until(lambda: not valkey.maintained() and valkey.describe() == [])
+            wait_gone([child])
+    wait_gone([child])
 
 
 def test_disk_space_of_a_service_account_counts_for_its_payer(tmp_path: Path) -> None:
