@@ -419,7 +419,12 @@ def test_each_directory_is_opened_once(tmp_path: Path, monkeypatch: pytest.Monke
     write(tmp_path.joinpath(SHARED, *["d"] * depth, "file"), 100)
     opened: list[str] = []
     real = sweeper._open
-    monkeypatch.setattr(sweeper, "_open", lambda name, below: opened.append(name) or real(name, below))
+
+    def noted(name: str, below: int | None) -> int | None:
+        opened.append(name)
+        return real(name, below)
+
+    monkeypatch.setattr(sweeper, "_open", noted)
     Sweeper(tmp_path, None, SweepSettings()).sweep()
     assert opened.count("d") == depth
 
