@@ -252,6 +252,12 @@ result_too_large = Outcome(
     f"The result has {{}} bytes, more than the limit of {MAX_PAYLOAD_BYTES}.",
     ResultTooLarge.default_hint,
 )
+record_too_large = Outcome(
+    ResultTooLarge.code,
+    ResultTooLarge.fault,
+    "The error or the details of the result have {} bytes, more than a message has room for.",
+    "Raise exceptions with shorter texts, and name fewer files.",
+)
 too_few_inputs = Outcome(
     "TOO_FEW_INPUTS",
     Fault.CALLER,

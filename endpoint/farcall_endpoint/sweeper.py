@@ -33,13 +33,15 @@ _logger = logging.getLogger(__name__)
 YOUNG_S: Final = 60.0
 """What was used so lately is never deleted: it may just be in use."""
 MOST_FILES: Final = 100_000
-"""Of each payer in one place: the oldest are deleted."""
+"""Files and directories of each payer: the oldest are deleted, and at once those beyond twice as many."""
 MOST_DEPTH: Final = 64
 """Directories below more others than that are deleted."""
 _LONGEST_PERIOD_S: Final = 15.0
 _SHORTEST_PERIOD_S: Final = 1.0
 _SLOWER: Final = 20
-"""A sweep may take one part in so many of the time: on a network file system it can take long."""
+_LONGEST_PAUSE_S: Final = 60.0
+"""A sweep may take one part in so many of the time: on a network file system it can take long. But what tasks write
+meanwhile is not limited."""
 _MOST_SHARED_BYTES: Final = 64 * 2**30
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
@@ -67,12 +69,12 @@ class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFile(NamedTuple):
-    """A file, or an empty directory.
+    """A file, or a directory.
 
     :param place: of which submitter's directory, by its path.
     :param path: below that.
     :param used_at: its time of modification, in epoch seconds. A task may set that ahead, but not the time at which it
-        did so: the earlier one of both.
+        did so: the earlier one of both. Of a directory, also of what is in it.
     """
 
     place: str
@@ -187,13 +189,21 @@ class Sweeper:
                 self.memory_bytes = self._sweep_places(list(_places_in(self._memory_root)), self._memory_budget)
         except OSError as error:  # of a file server, for example; the next sweep tries again
             _logger.warning("old files of tasks cannot be deleted: %s", error)
-        return max(self.settings.period_s, _SLOWER * (time.monotonic() - began))
+        pause_s = min(_SLOWER * (time.monotonic() - began), _LONGEST_PAUSE_S)
+        return max(self.settings.period_s, pause_s)
 
     def _sweep_places(self, places: list[tuple[str, int]], budget: Callable[[int, int], int]) -> int:
         """Sweep directories, each given by its path and a descriptor, which is closed; the bytes that are left."""
         descriptors = dict(places)
         try:
-            files = [file for path, descriptor in places for file in _files_of(path, descriptor)]
+            payers = self._payers()
+            left = collections.Counter({payers.get(path, path): 2 * MOST_FILES for path in descriptors})
+            files: list[StoredFile] = []
+            for path, descriptor in places:
+                payer = payers.get(path, path)
+                found = _used_with_content(list(_files_of(path, descriptor, most=left[payer])))
+                left[payer] -= len(found)
+                files += found
             if not files:
                 return 0
             used_bytes = sum(file.size_bytes for file in files)
@@ -204,11 +214,11 @@ class Sweeper:
                 budget_bytes=budget(places[0][1], used_bytes),
                 retention_s=settings.retention_s,
                 max_age_s=settings.max_age_s,
-                payers=self._payers(),
+                payers=payers,
+                most_files=MOST_FILES,
             )
-            for file in chosen:
-                if _delete(file, descriptors[file.place]):
-                    used_bytes -= file.size_bytes
+            for place, several in _by_place(chosen).items():
+                used_bytes -= _delete(several, descriptors[place])
             if chosen:
                 _logger.debug("deleted %d files that tasks have left", len(chosen))
             return used_bytes
@@ -280,31 +290,54 @@ def _places_in(root: Path) -> Iterator[tuple[str, int]]:
                 yield name, descriptor
 
 
-def _files_of(place: str, top: int) -> Iterator[StoredFile]:
-    """All files below a directory, and its empty directories; what is too deep is removed."""
-    count = 0
+def _files_of(place: str, top: int, *, most: int) -> Iterator[StoredFile]:
+    """All files below a directory, and the directories, but for those directly in it. What is too deep is removed, and
+    what is more than so many: else that would not be known."""
     pending: list[tuple[str, ...]] = [()]
-    while pending and count < 2 * MOST_FILES:
-        path = pending.pop()
-        with _walked(top, path) as directory:
+    with _opened_below(top) as below:
+        while pending:
+            path = pending.pop()
+            directory = below.open(path)
             if directory is None:
                 continue
-            with os.scandir(directory) as entries:
-                some = itertools.islice(entries, 2 * MOST_FILES)  # of millions the rest comes in later sweeps
+            with os.scandir(directory) as entries:  # of millions the rest comes in later sweeps
+                some = itertools.islice(entries, 4 * MOST_FILES)
                 names = [(each.name, each.is_dir(follow_symlinks=False)) for each in some]
-            if not names and len(path) > 1:
+            if len(path) > 1:
                 with contextlib.suppress(OSError):
-                    yield _stored(place, path, os.fstat(directory))
-                count += 1
+                    found = _stored(place, path, os.fstat(directory))
+                    yield found._replace(size_bytes=0) if names else found
             for name, is_directory in names:
-                if is_directory and len(path) >= MOST_DEPTH:
-                    remove_tree(name, below=directory)
-                elif is_directory:
+                if most <= 0 or (is_directory and len(path) >= MOST_DEPTH):
+                    _remove(name, directory, is_directory=is_directory)
+                    continue
+                most -= 1
+                if is_directory:
                     pending.append((*path, name))
                 else:
                     with contextlib.suppress(OSError):
                         yield _stored(place, (*path, name), os.stat(name, dir_fd=directory, follow_symlinks=False))
-                    count += 1
+
+
+def _used_with_content(files: list[StoredFile]) -> list[StoredFile]:
+    """Directories, each before what is in it, count as used when that was: so that they are chosen after it."""
+    latest: dict[tuple[str, ...], float] = {}
+    for index in range(len(files) - 1, -1, -1):
+        file = files[index]
+        used_at = max(file.used_at, latest.pop(file.path, 0.0))
+        if used_at != file.used_at:
+            files[index] = file._replace(used_at=used_at)
+        above = file.path[:-1]
+        latest[above] = max(used_at, latest.get(above, 0.0))
+    return files
+
+
+def _remove(name: str, directory: int, *, is_directory: bool) -> None:
+    if is_directory:
+        remove_tree(name, below=directory)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=directory)
 
 
 def _stored(place: str, path: tuple[str, ...], found: os.stat_result) -> StoredFile:
@@ -316,40 +349,74 @@ def _used_at(found: os.stat_result) -> float:
     return min(found.st_mtime, found.st_ctime)
 
 
-def _delete(file: StoredFile, top: int) -> bool:
-    """Delete a file, unless it was used meanwhile. False if it is still there."""
-    with contextlib.suppress(OSError), _walked(top, file.path[:-1]) as directory:
-        if directory is None:
-            return False
-        name = file.path[-1]
-        if _used_at(os.stat(name, dir_fd=directory, follow_symlinks=False)) != file.used_at:
-            return False
-        remove = os.rmdir if file.is_directory else os.unlink
-        try:
-            remove(name, dir_fd=directory)
-        except PermissionError:  # a directory that was copied or unpacked as read-only
-            os.fchmod(directory, stat.S_IRWXU)
-            remove(name, dir_fd=directory)
-        return True
-    return False
+def _by_place(files: Sequence[StoredFile]) -> dict[str, list[StoredFile]]:
+    by_place: dict[str, list[StoredFile]] = collections.defaultdict(list)
+    for file in files:
+        by_place[file.place].append(file)
+    return by_place
+
+
+def _delete(files: list[StoredFile], top: int) -> int:
+    """Delete files of one place that were not used meanwhile, and directories if they are empty then; how many bytes
+    that frees."""
+    freed_bytes = 0
+    emptied: tuple[str, ...] | None = None
+    with _opened_below(top) as below:
+        for file in sorted(files, key=lambda each: each.path, reverse=True):  # a directory after what is in it
+            directory = below.open(file.path[:-1])
+            if directory is None:
+                continue
+            with contextlib.suppress(OSError):
+                name = file.path[-1]
+                used_at = _used_at(os.stat(name, dir_fd=directory, follow_symlinks=False))
+                is_same = used_at <= file.used_at if file.is_directory else used_at == file.used_at
+                if not is_same and file.path != emptied:
+                    continue
+                remove = os.rmdir if file.is_directory else os.unlink
+                try:
+                    remove(name, dir_fd=directory)
+                except PermissionError:  # a directory that was copied or unpacked as read-only
+                    os.fchmod(directory, stat.S_IRWXU)
+                    remove(name, dir_fd=directory)
+                freed_bytes += file.size_bytes
+                emptied = file.path[:-1]
+    return freed_bytes
+
+
+class _Below:
+    """Directories below one, each opened in the one above. The last one and those above it stay open."""
+
+    def __init__(self, top: int) -> None:
+        self._opened = [top]
+        self._names: list[str] = []
+
+    def open(self, path: Sequence[str]) -> int | None:
+        """The descriptor of a directory until the next call; None if there is none."""
+        same = 0
+        while same < min(len(path), len(self._names)) and path[same] == self._names[same]:
+            same += 1
+        self.close(same)
+        for name in path[same:]:
+            descriptor = _open(name, self._opened[-1])
+            if descriptor is None:
+                return None
+            self._opened.append(descriptor)
+            self._names.append(name)
+        return self._opened[-1]
+
+    def close(self, kept: int = 0) -> None:
+        while len(self._names) > kept:
+            self._names.pop()
+            os.close(self._opened.pop())
 
 
 @contextlib.contextmanager
-def _walked(top: int, path: Sequence[str]) -> Iterator[int | None]:
-    """A directory below another one, or None."""
-    descriptor: int | None = os.dup(top)
+def _opened_below(top: int) -> Iterator[_Below]:
+    below = _Below(top)
     try:
-        for name in path:
-            assert descriptor is not None
-            following = _open(name, descriptor)
-            os.close(descriptor)
-            descriptor = following
-            if descriptor is None:
-                break
-        yield descriptor
+        yield below
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        below.close()
 
 
 @contextlib.contextmanager

@@ -101,6 +101,24 @@ def send_long_header(kind: str) -> None:
     signal.pause()
 
 
+def send_large_headers(kind: str) -> None:
+    """Send packets without end whose headers are in files: each takes many times its length in memory."""
+    import gc
+    import signal
+
+    from farcall_endpoint.worker import channel
+
+    [end] = [each for each in gc.get_objects() if isinstance(each, channel.Channel)]
+    packet: Any = {
+        "Done": channel.Done("unknown", 0.0, 1.0, parts=tuple(range(2**32, 2**32 + 900_000))),
+        "DropCalls": channel.DropCalls("a", tuple(range(2**32, 2**32 + 100_000))),
+        "Begun": channel.Begun("a", {number: number for number in range(2**32, 2**32 + 100_000)}),
+    }[kind]
+    for _ in range(50):
+        end.send(packet)
+    signal.pause()
+
+
 def peak_bytes(agent: FakeAgent) -> int:
     status = Path(f"/proc/{agent.manager.pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
@@ -110,6 +128,7 @@ KINDS = [each.__name__ for each in typing.get_args(channel.Packet)]
 HOSTILE: list[tuple[Callable[[str], None], str]] = [
     *((send_without_end, kind) for kind in KINDS),
     *((send_long_header, kind) for kind in ("NewModules", "DropCalls", "Done", "Begun")),
+    *((send_large_headers, kind) for kind in ("Done", "DropCalls", "Begun")),
 ]
 
 

@@ -390,6 +390,51 @@ def test_empty_and_very_deep_directories_go(tmp_path: Path) -> None:
     assert not deep.exists()
 
 
+def test_directories_count_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "MOST_FILES", 50)
+    shared = tmp_path / SHARED
+    for number in range(9):
+        shared.joinpath(f"c{number}", *["d"] * 9).mkdir(parents=True)
+    later = time.time() + 2 * sweeper.YOUNG_S
+    Sweeper(tmp_path, None, SweepSettings(), clock=lambda: later, steady=lambda: later).sweep()
+    assert len(list(shared.rglob("d"))) <= 50
+
+
+def test_more_directories_than_a_sweep_reads_hide_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeper, "MOST_FILES", 50)
+    memory = tmp_path / "memory"
+    for number in range(300):
+        write(memory / "x" / f"c{number % 20}" / "d" / f"{number}", 100, size=100_000)
+    other = write(memory / "y" / "file", 100)
+    made = Sweeper(tmp_path, memory, SweepSettings(memory_bytes=2**20))
+    made.sweep()
+    left = [each for each in memory.joinpath("x").rglob("*") if each.is_file()]
+    assert len(left) <= 10
+    assert made.memory_bytes <= 2**20
+    assert other.exists(), "each submitter has its own bound"
+
+
+def test_each_directory_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    depth = sweeper.MOST_DEPTH
+    write(tmp_path.joinpath(SHARED, *["d"] * depth, "file"), 100)
+    opened: list[str] = []
+    real = sweeper._open
+
+    def noted(name: str, below: int | None) -> int | None:
+        opened.append(name)
+        return real(name, below)
+
+    monkeypatch.setattr(sweeper, "_open", noted)
+    Sweeper(tmp_path, None, SweepSettings()).sweep()
+    assert opened.count("d") == depth
+
+
+def test_the_pause_between_sweeps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    instants = iter([0.0, 1000.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(instants))
+    assert Sweeper(tmp_path, None, SweepSettings(), steady=lambda: 0.0).sweep() == 60.0
+
+
 def test_a_sweep_of_nothing_makes_nothing(tmp_path: Path) -> None:
     assert Sweeper(tmp_path / "missing", tmp_path / "too", SweepSettings()).sweep() == SweepSettings().period_s
     assert not list(tmp_path.iterdir())

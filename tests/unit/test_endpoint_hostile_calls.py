@@ -206,7 +206,9 @@ def test_what_calls_raise_that_the_graph_goes_on_without_is_bounded() -> None:
     rig.start_all()
     rig.handle(TasksReceived([graph_job("g", stages)]))
     values = [(Done("g/0", 0.0, 1.0, parts=(1,) * 30), b"x" * 30)]
-    ends = [(Done(f"g/1.{number}", 0.0, 1.0, {**_ERROR, "hint": "h" * MIB}), bytes(MIB)) for number in range(30)]
+    ends = [
+        (Done(f"g/1.{number}", 0.0, 1.0, {**_ERROR, "hint": "h" * (MIB * 2 // 5)}), bytes(MIB)) for number in range(30)
+    ]
     for packet, body in [*values, *ends]:
         assert rig.read() == packet.task_id
         rig.workers[0].running = None
@@ -218,6 +220,19 @@ def test_what_calls_raise_that_the_graph_goes_on_without_is_bounded() -> None:
     assert len(str(failure.record)) < MIB
     [finished] = rig.progress().finished
     assert finished.error is not None
+
+
+@pytest.mark.parametrize("field", ["error", "details"])
+def test_a_result_with_more_text_than_a_worker_sends_ends_its_worker(field: str) -> None:
+    """The agent's message about it would be larger than the cloud accepts."""
+    rig = Rig(slots=1)
+    rig.start_all()
+    rig.jobs("a")
+    rig.read()
+    forged: dict[str, Any] = {field: {f"k{number}": "v" * 30_000 for number in range(20)}}
+    rig.handle(PacketsReceived(0, [(Done("a", 0.0, 1.0, **forged), b"x")]))
+    assert rig.core._workers[0].killed
+    assert not rig.progress().finished
 
 
 def test_calls_that_there_are_not_are_dropped_without_a_search() -> None:

@@ -45,7 +45,20 @@ from farcall_endpoint.cloud import Cloud
 from farcall_endpoint.config import Config, write_config
 from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.worker.channel import MALFORMED, Channel, Done, Order, Run, Sync, channel_pair
+from farcall_endpoint.worker.channel import (
+    MALFORMED,
+    CallEnded,
+    Channel,
+    Done,
+    DropCalls,
+    NewModules,
+    Order,
+    Packet,
+    Progressed,
+    Run,
+    Sync,
+    channel_pair,
+)
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
 
@@ -395,6 +408,24 @@ def test_an_error_with_long_texts_arrives(ends: tuple[Channel, Channel]) -> None
     assert manager.receive() == (done, b"")
 
 
+@pytest.mark.parametrize(
+    "forged",
+    [DropCalls("t", (1,) * 1001), NewModules(("m",) * 1001), Progressed("t", 1, 2, "x" * 1001), Run(()), CallEnded(1)],
+)
+def test_a_manager_reads_no_packet_that_a_worker_does_not_send(ends: tuple[Channel, Channel], forged: Packet) -> None:
+    manager, worker = ends
+    worker.send(forged)
+    with pytest.raises(MALFORMED):
+        manager.receive()
+
+
+def test_headers_in_files_count_as_received(ends: tuple[Channel, Channel]) -> None:
+    manager, worker = ends
+    worker.send(Done("t", 1.0, 2.0, parts=(1,) * 100_000))
+    manager.receive()
+    assert manager.received_bytes > 100_000
+
+
 @pytest.mark.parametrize("field", ["error", "details"])
 def test_forged_packets_are_not_nested(ends: tuple[Channel, Channel], field: str) -> None:
     """The agent, which reads them as a part of a larger message, could exceed its limit of recursion."""
@@ -413,6 +444,21 @@ def test_reports_of_failures_with_long_texts_stay_below_the_limit_of_a_header() 
     messages = list(messages_of(do.ReportResults(tasks), body=lambda _: b""))
     headers = [wire.decode(wire.encode(each)).message for each in messages]
     assert sum(len(each.results) for each in headers if isinstance(each, wire.TaskResults)) == 200
+
+
+def test_no_message_of_results_is_larger_than_the_cloud_accepts() -> None:
+    """Also with what an older agent has left in the spool."""
+    spec = wire.TaskSpec(task_id="t", attempt=1, function_id="f", function_hash="h", options=TaskOptions(), payload=0)
+    sizes = [3, 3, 9, 1, 3]
+    results = [TaskResult(wire.TaskState.SUCCESS, details={"stdout_tail": "x" * (size * 2**20)}) for size in sizes]
+    results.append(TaskResult(wire.TaskState.FAILED, error={"code": "TASK_FAILED", "message": "x" * (9 * 2**20)}))
+    tasks = [Task(seq, spec, 1, Stage.FINISHED, 0.0, result=result) for seq, result in enumerate(results)]
+    messages = list(messages_of(do.ReportResults(tasks), body=lambda _: b""))
+    headers = [wire.decode(wire.encode(each)).message for each in messages]
+    sent = [result for each in headers if isinstance(each, wire.TaskResults) for result in each.results]
+    codes = [None if each.error is None else each.error["code"] for each in sent]
+    assert codes == [None, None, "RESULT_TOO_LARGE", None, None, "RESULT_TOO_LARGE"]
+    assert [each.state is wire.TaskState.FAILED for each in sent] == [code is not None for code in codes]
 
 
 def test_claim_has_one_holder(ends: tuple[Channel, Channel]) -> None:

@@ -28,10 +28,11 @@ from farcall_common.wire import (
     TaskTransition,
     TaskTransitions,
 )
+from farcall_endpoint import outcomes
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.actions import Action
 from farcall_endpoint.agent.events import TasksReceived
-from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
+from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task, TaskResult
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.shared_memory import Bytes
 
@@ -207,6 +208,7 @@ class UploadRetries:
 
 _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Of results and their records together, far below the limits of a header and of an envelope."""
 
 
 OpenCall = Callable[[TaskSpec, Bytes], tuple[Bytes, OpenedCall | None]]
@@ -265,15 +267,20 @@ def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[E
     frames: list[bytes] = []
     size_bytes = 0
     for task in tasks:
-        result = task.result
-        assert result is not None
+        assert task.result is not None
+        # In the header, for which there is a limit: tasks decide how long these are.
+        record_bytes = _record_bytes(task.result)
+        result = task.result if record_bytes <= _MAX_BATCH_BYTES else _without_record(task.result, record_bytes)
+        has_frame = bool(result.size_bytes) and result.blob is None
+        result_bytes = min(record_bytes, _MAX_BATCH_BYTES) + (result.size_bytes if has_frame else 0)
+        if specs and (len(specs) >= _MAX_BATCH or size_bytes + result_bytes > _MAX_BATCH_BYTES):
+            yield Envelope(TaskResults(results=tuple(specs)), tuple(frames))
+            specs, frames, size_bytes = [], [], 0
+        size_bytes += result_bytes
         frame = None
-        if result.size_bytes and result.blob is None:
+        if has_frame:
             frame = len(frames)
             frames.append(body(task))
-            size_bytes += result.size_bytes
-        # In the header, for which there is a limit: tasks decide how long these are.
-        size_bytes += sum(len(msgspec.msgpack.encode(each)) for each in (result.error, result.details) if each)
         specs.append(
             ResultSpec(
                 task_id=task.task_id,
@@ -288,8 +295,21 @@ def _results(tasks: Sequence[Task], body: Callable[[Task], bytes]) -> Iterator[E
                 details=result.details or {},
             )
         )
-        if len(specs) >= _MAX_BATCH or size_bytes >= _MAX_BATCH_BYTES:
-            yield Envelope(TaskResults(results=tuple(specs)), tuple(frames))
-            specs, frames, size_bytes = [], [], 0
     if specs:
         yield Envelope(TaskResults(results=tuple(specs)), tuple(frames))
+
+
+def _record_bytes(result: TaskResult) -> int:
+    return sum([len(msgspec.msgpack.encode(each)) for each in (result.error, result.details) if each])
+
+
+def _without_record(result: TaskResult, record_bytes: int) -> TaskResult:
+    """In place of a result whose error or details no message has room for."""
+    error = outcomes.record_too_large(record_bytes).to_json()
+    return TaskResult(
+        TaskState.FAILED,
+        error=error,
+        started_at=result.started_at,
+        ended_at=result.ended_at,
+        exhausted=result.exhausted,
+    )

@@ -19,6 +19,8 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_PAYLOAD_BYTES
@@ -105,6 +107,8 @@ _LATE_S: Final = 60.0
 """Seconds by which the manager may be late to read that a task has ended; a later one of the worker ran meanwhile."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
+_MOST_TEXT_BYTES: Final = 512 * 1024
+"""Of the error and the details of a result together, twice what a worker sends: the longest traceback, and output."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 
 
@@ -483,6 +487,11 @@ class ManagerCore:
             return
         if not (0 <= done.started_at < _END_OF_TIME and 0 <= done.ended_at < _END_OF_TIME):  # NaN is neither
             self._interruptions.kill(worker, "times that cannot be")
+            return
+        if (done.error is not None or done.details is not None) and (
+            len(msgspec.msgpack.encode((done.error, done.details))) > _MOST_TEXT_BYTES
+        ):
+            self._interruptions.kill(worker, f"an error or details of more than {_MOST_TEXT_BYTES} bytes")
             return
         call, parts, output = worker.jobs[0].call, None, None
         is_plain = call is None and done.printed is None and not done.parts

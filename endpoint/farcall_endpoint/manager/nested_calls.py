@@ -274,7 +274,7 @@ class NestedCalls:
         driver = self.drivers.get(packet.task_id)
         if driver is None:
             return set()
-        named = {f"{packet.task_id}/{number}" for number in packet.numbers}
+        named = {f"{packet.task_id}/{number}" for number in set(packet.numbers)}
         fresh = {each for each in named if each in driver.open and each not in driver.dropped}
         if not fresh:  # to look for them again costs a look at all that waits
             return fresh

@@ -21,7 +21,7 @@ import contextlib
 import mmap
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -65,7 +65,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 MOST_ELEMENTS: Final = 1_000_000
 """Most elements of a value that is spread: as many calls as a graph may make."""
 _Few = msgspec.Meta(max_length=1_000)
-_Many = msgspec.Meta(max_length=100_000)
+_Many = msgspec.Meta(max_length=10_000)
 _Elements = msgspec.Meta(max_length=MOST_ELEMENTS)
 """How many items a packet of a worker has. The decoder checks the number first: empty items take no bytes to send, and
 8 bytes each in the manager's memory."""
@@ -240,14 +240,14 @@ class Progressed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     task_id: str
     done: int | float
     total: int | float | None = None
-    text: str = ""
+    text: Annotated[str, _Few] = ""
 
 
 class DropCalls(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The running task does not need these calls any more. A task can forge this."""
 
     task_id: str
-    numbers: Annotated[tuple[int, ...], _Many]
+    numbers: Annotated[tuple[int, ...], _Few]
 
 
 class ValkeyRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -311,34 +311,20 @@ class NewModules(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Modules that the tasks of a worker have imported since its start, or since the last of these packets, in order. A
     task can forge this."""
 
-    names: Annotated[tuple[str, ...], _Many]
+    names: Annotated[tuple[str, ...], _Few]
 
 
-Packet = (
-    Run
-    | Sync
-    | Ready
-    | Begun
-    | Done
-    | Synced
-    | NewModules
-    | Calls
-    | Waits
-    | DropCalls
-    | CallEnded
-    | Peer
-    | Progressed
-    | ValkeyRequest
-    | ValkeyAnswer
-    | BlocksRequest
-    | BlocksAnswer
+FromWorker = (
+    Ready | Begun | Done | Synced | NewModules | Calls | Waits | DropCalls | Progressed | ValkeyRequest | BlocksRequest
 )
+Packet = FromWorker | Run | Sync | CallEnded | Peer | ValkeyAnswer | BlocksAnswer
 
 MALFORMED: Final = (msgspec.MsgspecError, struct.error, ValueError, OverflowError, RecursionError)
 """What :meth:`Channel.receive` raises for bytes that no packet has."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(Packet).decode
+_decode: Final[Callable[[Bytes], Packet]] = msgspec.msgpack.Decoder(Packet).decode
+_decode_from_worker: Final[Callable[[Bytes], Packet]] = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class Channel:
@@ -347,13 +333,14 @@ class Channel:
     :param claims: the socket of claims: the manager sends them, the worker receives them.
     :param unclaimed: the manager's copy of the worker's.
 
-    :ivar received_bytes: of all packets, without what is in files.
+    :ivar received_bytes: of all packets and their headers, without bodies in files.
     """
 
     def __init__(self, end: socket.socket, claims: socket.socket, unclaimed: socket.socket | None = None) -> None:
         self.socket = end
         self.received_bytes = 0
         self._most_header_bytes = _MAX_LARGE_HEADER_BYTES if unclaimed is None else _MAX_HEADER_OF_WORKER_BYTES
+        self._decode = _decode if unclaimed is None else _decode_from_worker
         self._claims = claims
         self._unclaimed = claims if unclaimed is None else unclaimed
         # Memory that takes no space before it is used: most packets fill one page of it.
@@ -463,7 +450,7 @@ class Channel:
         length = _LENGTH.unpack_from(view)[0]
         if not received and not flags & _TRUNCATED:
             body_at = _LENGTH.size + length
-            return _decode(view[_LENGTH.size : body_at]), bytes(view[body_at:size])
+            return self._decode(view[_LENGTH.size : body_at]), bytes(view[body_at:size])
         memories = descriptors_of(received)
         if flags & _TRUNCATED:
             raise ValueError("this process has no room for the descriptors of a packet")
@@ -474,12 +461,13 @@ class Channel:
             if part.memory.is_sealed and not part.is_complete:
                 raise ValueError(f"a body of {len(body)} bytes is incomplete")
         if length:
-            return _decode(view[_LENGTH.size : body_at]), body
+            return self._decode(view[_LENGTH.size : body_at]), body
         _, length = _LARGE_HEADER.unpack_from(view)
         if not 0 < length <= self._most_header_bytes:
             raise ValueError(f"a header of {length} bytes")
+        self.received_bytes += length
         [header] = cut(body, [length])
-        return _decode(piece_of(header, 0, length)), bodies.rest_of(body, length + -length % ALIGNMENT_BYTES)
+        return self._decode(piece_of(header, 0, length)), bodies.rest_of(body, length + -length % ALIGNMENT_BYTES)
 
 
 def channel_pair() -> tuple[Channel, socket.socket, socket.socket]:
