@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -113,13 +114,22 @@ def test_tasks_of_a_location_that_hangs_fail_and_the_others_go_on(tmp_path: Path
         assert cloud.end(cloud.submit(answer)).value == 42
 
 
-def test_an_endpoint_stops_while_a_worker_waits_for_a_location_that_hangs(tmp_path: Path) -> None:
-    environment = make_venv(tmp_path / "place/venv")
-    for options in (
-        ["--bind", tmp_path / "place"],
-        ["--make-shared"],
-    ):  # what is mounted later is there for the endpoint, too
-        subprocess.run(["mount", *options, tmp_path / "place"], check=True)
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[Path]:
+    """A directory of this machine. What is mounted there later is there for an endpoint of an ordinary user, too."""
+    directory = tmp_path / "place"
+    directory.mkdir()
+    if os.geteuid() != 0:
+        yield directory
+        return
+    for options in (["--bind", directory], ["--make-shared"]):
+        subprocess.run(["mount", *options, directory], check=True)
+    yield directory
+    subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def test_an_endpoint_stops_while_a_worker_waits_for_a_location_that_hangs(tmp_path: Path, shared: Path) -> None:
+    environment = make_venv(shared / "venv")
     environments = {"locations": [f"{tmp_path}/*"], "fork": False}
     engine = {"isolation": "auto", "environments": environments, "max_tasks_per_worker": 1}
     with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path]) as endpoint:
@@ -130,7 +140,7 @@ def test_an_endpoint_stops_while_a_worker_waits_for_a_location_that_hangs(tmp_pa
             return bool(found[0]["starting"])
 
         assert cloud.end(cloud.submit(answer, environment=environment, submitter=SUBMITTER)).value == 42
-        with hung_mount(tmp_path / "place"):
+        with hung_mount(shared):
             cloud.submit(answer, environment=environment, submitter=SUBMITTER)
             wait_until(is_starting)
             assert cloud.end(cloud.submit(answer)).value == 42

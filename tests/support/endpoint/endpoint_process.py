@@ -28,7 +28,7 @@ class EndpointProcess:
     :param python: the Python that runs it.
     :param may_be_root: whether root runs it if root runs the test. By default an ordinary user does if the test names
         a level of isolation: an endpoint of root refuses tasks of others.
-    :param reachable: further directories that an ordinary user needs.
+    :param reachable: further directories that an ordinary user needs; they are opened for all.
     """
 
     def __init__(
@@ -71,6 +71,8 @@ class EndpointProcess:
         if self._ordinary and os.geteuid() == 0:
             for path in (self.home, *self.home.rglob("*")):
                 os.chown(path, USER, USER, follow_symlinks=False)
+            for path in self._reachable:
+                path.chmod(0o755)
             command = as_ordinary_user(
                 command, reachable=[self.home, _CHECKOUT, Path(self._python).parents[1], *self._reachable]
             )
