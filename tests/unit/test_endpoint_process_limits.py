@@ -53,7 +53,7 @@ def test_limit_counts_from_what_runs_already() -> None:
 def test_limit_cannot_be_raised_again() -> None:
     program = f"{LOADED}import resource\nlimit(20)\nsoft, hard = resource.getrlimit(resource.RLIMIT_NPROC)\n"
     program += "print(soft == hard)\nresource.setrlimit(resource.RLIMIT_NPROC, (hard + 1, hard + 1))"
-    command = as_ordinary_user([sys.executable, "-c", program], reachable=[Path(process_limits.__file__)])
+    command = as_ordinary_user([sys.executable, "-c", program], reachable=[Path(process_limits.__file__).parent])
     found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert found.stdout == "True\n", found.stderr
     assert "not allowed to raise" in found.stderr
@@ -90,7 +90,7 @@ os.write(waits[1], b".")
 
 def test_descriptors_on_their_way_leave_the_endpoint_some() -> None:
     command = [sys.executable, "-c", LOADED + DESCRIPTORS]
-    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__)])) == "sent"
+    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__).parent])) == "sent"
 
 
 @pytest.mark.skipif(bool(bubblewrap.missing()), reason=bubblewrap.missing())
@@ -98,7 +98,7 @@ def test_worker_with_a_user_namespace_has_processes_of_its_own() -> None:
     program = f"{LOADED}limit(10**6, apart=20, outer={process_limits.user_namespace()!r})\n{FORKING}"
     inside = ["bwrap", "--unshare-user", "--unshare-pid", "--dev-bind", "/", "/", "--proc", "/proc"]
     command = [*inside, sys.executable, "-c", program]
-    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__)])) == "20"
+    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__).parent])) == "20"
 
 
 def test_root_and_endpoints_without_a_limit_start_no_program() -> None:
@@ -109,7 +109,7 @@ def test_root_and_endpoints_without_a_limit_start_no_program() -> None:
 def test_program_limits_and_becomes_a_command() -> None:
     program = "import resource; print(resource.getrlimit(resource.RLIMIT_NPROC)[1] < 10**6)"
     command = [sys.executable, "-I", "-S", process_limits.__file__, "20", sys.executable, "-c", program]
-    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__)])) == "True"
+    assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__).parent])) == "True"
 
 
 @pytest.mark.parametrize(

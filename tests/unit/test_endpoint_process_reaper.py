@@ -142,6 +142,7 @@ def test_processes_that_keep_on_forking_are_ended(leaves: str) -> None:
 
 GUARDS = """
 import os, sys, time
+reader, writer = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() > 0:
@@ -150,8 +151,10 @@ if os.fork() == 0:
         os.kill(int(sys.argv[1]), 9)
     except PermissionError:
         print("refused", flush=True)
+    os.write(writer, b".")
     time.sleep(300)
 os.wait()
+os.read(reader, 1)
 if sys.argv[2] == "runs":
     time.sleep(300)
 sys.exit(3)

@@ -33,7 +33,7 @@ _RECORD = struct.Struct("<qii48s")
 _MOST = 4000
 """Combinations of the arguments of a call."""
 _STEP_MS = 10
-_PATIENCE_MS = 100
+_CALL_MS = 100
 """A call that takes longer blocks."""
 _PROGRAM_MS = 5000
 _MISSING = 1 << 40
@@ -553,14 +553,14 @@ class Walker:
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        patience_ms = _PROGRAM_MS if order["name"] in _PROGRAMS else _PATIENCE_MS
+        most_ms = _PROGRAM_MS if order["name"] in _PROGRAMS else _CALL_MS
         last, still = -1, 0
         try:
             while not poll.poll(_STEP_MS):
                 [entered] = struct.unpack_from("<I", self._results, 0)
                 still = still + 1 if entered == last and entered else 0
                 last = entered
-                if still * _STEP_MS >= patience_ms:
+                if still * _STEP_MS >= most_ms:
                     os.kill(pid, signal.SIGKILL)
                     return "hung"
             return "ended"
