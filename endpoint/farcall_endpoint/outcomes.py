@@ -169,8 +169,8 @@ isolation_missing = Outcome(
     "ISOLATION_MISSING",
     Fault.PEER,
     "This node of the endpoint cannot confine tasks of other users than its owner ({}).",
-    "Ask the owner to install bubblewrap or to update the kernel (Linux 6.2 or later with Landlock), or to accept "
-    "separate processes as enough: `isolation: process`.",
+    "Ask the owner to run the endpoint as an ordinary user, on nodes with bubblewrap, or with Linux 6.12 or later and "
+    "Landlock. An ordinary user's endpoint can also accept `isolation: process`, which does not protect files.",
 )
 limit_invalid = Outcome(
     "LIMIT_INVALID",

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-_STATE, _PPID, _START, _RSS = 0, 1, 19, 21
+_STATE, _PPID, _THREADS, _START, _RSS = 0, 1, 17, 19, 21
 """Places in ``/proc/PID/stat``, counted behind the name of the program."""
 _SET_CHILD_SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER."""
@@ -79,7 +79,9 @@ def read_process(pid: int) -> Process | None:
     except OSError:
         return None
     resident_bytes = int(fields[_RSS]) * resource.getpagesize()
-    return Process(int(fields[_PPID]), int(fields[_START]), resident_bytes, fields[_STATE] == b"Z")
+    # The first thread may have ended while others run.
+    is_zombie = fields[_STATE] == b"Z" and int(fields[_THREADS]) <= 1
+    return Process(int(fields[_PPID]), int(fields[_START]), resident_bytes, is_zombie)
 
 
 def read_processes() -> dict[int, Process]:

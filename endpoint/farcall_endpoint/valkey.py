@@ -485,7 +485,7 @@ def _last_words(server: _Server) -> str:
     server.output.seek(max(0, server.output.seek(0, os.SEEK_END) - _TAIL_BYTES))
     words = server.output.read()
     if _OUT_OF_MEMORY in words:
-        return "it has reached the kernel's limit for its memory, which depends on data.valkey_memory"
+        return "it used more memory than twice data.valkey_memory and 256 MiB, and its data is lost"
     lines = plain(words.decode(errors="replace")).strip().splitlines()
     code = server.process.poll()
     return "; ".join(lines[-_LAST_LINES:]) or f"exit code {code}"

@@ -337,6 +337,12 @@ def test_what_is_done_instead_is_reported() -> None:
     assert "tasks of other submitters are refused: bwrap: no; Landlock: no" in said(
         bubblewrap_isolation="bwrap: no", refused_submitters="bwrap: no; Landlock: no"
     )
+    assert (
+        said(refused_submitters="this endpoint runs as root")[
+            "tasks of other submitters are refused: this endpoint runs as root"
+        ]
+        is None
+    )
     fresh = "forks of templates cannot have namespaces of their own here, so each worker in a container is a fresh one"
     assert f"{fresh}: {bare}" in said(namespaces_of_forks=bare)
     masked = {"bubblewrap": "no", "podman": "no"}

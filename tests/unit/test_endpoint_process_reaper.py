@@ -14,8 +14,10 @@ import pytest
 from farcall_endpoint import process_reaper
 from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.confinement import SUPERVISED
-from farcall_endpoint.process_reaper import Process, descendants
+from farcall_endpoint.manager.processes import MeasuredTask
+from farcall_endpoint.process_reaper import Process, descendants, read_process
 from tests.support.endpoint.endpoint_process import wait_gone
+from tests.support.endpoint.measuring import use_of
 from tests.waiting import WAIT_S, wait_until
 
 FAMILY = """
@@ -138,6 +140,29 @@ def test_processes_that_keep_on_forking_are_ended(leaves: str) -> None:
         assert root.stdout.read() == "", "all that have inherited it have ended"
         assert other.poll() is None
         assert all(each.is_running() for each in others)
+
+
+WITHOUT_FIRST_THREAD = """
+import ctypes, threading, time
+memory = bytearray(b"x" * 50_000_000)
+def run():
+    time.sleep(0.1)
+    print("runs", flush=True)
+    time.sleep(300)
+threading.Thread(target=run, daemon=True).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[__import__("os").uname().machine], 0)
+"""
+
+
+def test_a_process_without_its_first_thread_is_none_that_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", WITHOUT_FIRST_THREAD], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE)
+        found = read_process(process.pid)
+        assert found is not None
+        assert not found.is_zombie
+        assert use_of(MeasuredTask(root=process.pid, memory_bytes=2**40)).resident_bytes > 40_000_000
+        process.kill()
 
 
 GUARDS = """

@@ -161,7 +161,8 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             description="Separation of submitters: none shares the worker processes among all of them, process gives "
             "each of them processes, a home and a temporary directory of its own, landlock lets them reach no other "
             "files and processes, bubblewrap hides these, auto is the best that works on a node; where neither of the "
-            "last two does, tasks of other submitters than the owner are refused."
+            "last two does, and at every level if the endpoint runs as root, tasks of other submitters than the owner "
+            "are refused."
         ),
     ] = "auto"
     readable_paths: Annotated[

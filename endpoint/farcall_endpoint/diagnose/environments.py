@@ -76,13 +76,12 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
         found.append((None, f"environments whose programs are not installed: {', '.join(absent)}"))
     if needed and technologies.get(needed):
         found.append((False, f"container_type: {needed} does not work on this machine: {technologies[needed]}"))
-    isolation = facts["bubblewrap_isolation"]
-    if not isolation:
-        found.append((True, "workers of other submitters see their own files only (bubblewrap)"))
-    elif not facts["refused_submitters"]:
+    if facts["refused_submitters"]:
+        found.append((None, f"tasks of other submitters are refused: {facts['refused_submitters']}"))
+    elif isolation := facts["bubblewrap_isolation"]:
         found.append((None, f"workers of other submitters are confined by Landlock only: {isolation}"))
     else:
-        found.append((None, f"tasks of other submitters are refused: {facts['refused_submitters']}"))
+        found.append((True, "workers of other submitters see their own files only (bubblewrap)"))
     if reason := facts["namespaces_of_forks"]:
         instead = "so each worker in a container is a fresh one"
         found.append((None, f"forks of templates cannot have namespaces of their own here, {instead}: {reason}"))

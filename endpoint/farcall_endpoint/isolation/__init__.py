@@ -33,7 +33,7 @@ _HINT: Final = (
 
 
 _OF_ROOT: Final = (
-    "this endpoint runs as root, who owns the devices and the settings of the machine: run it as an ordinary user"
+    "this endpoint runs as root, and root owns the devices and settings of the machine: run it as an ordinary user"
 )
 
 

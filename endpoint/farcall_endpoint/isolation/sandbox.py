@@ -62,6 +62,7 @@ def main(code: str, command: list[str]) -> None:
 
 
 def _be_server(bubblewrap: str, control: socket.socket) -> None:
+    os.setsid()  # a task can signal its own group, also from a process namespace
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
         os.dup2(null, stream)
@@ -104,7 +105,8 @@ def serve(control: int) -> None:
                 listener, call, *(ctypes.c_int(each & 0xFFFF_FFFF).value for each in (family, kind, protocol))
             )
             if error:
-                fcntl.ioctl(listener, _SEND, _RESPONSE.pack(call, 0, -error, 0))
+                with contextlib.suppress(OSError):  # it was answered before a signal, or its caller was killed
+                    fcntl.ioctl(listener, _SEND, _RESPONSE.pack(call, 0, -error, 0))
 
 
 def _make(listener: int, call: int, family: int, kind: int, protocol: int) -> int:

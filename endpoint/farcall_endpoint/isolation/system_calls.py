@@ -130,8 +130,14 @@ RULES: Final[dict[str, Rule]] = {
     "fanotify_mark": _missing(301, 263, _NAMES),
     "fcntl": Rule(
         (72, 25),
-        "F_NOTIFY reports changes in directories, F_SETLEASE and F_SETDELEG delay the owner's programs",
-        refused=((Argument(1, 1024),), (Argument(1, 1026),), (Argument(1, 1040),)),
+        "F_NOTIFY reports changes in directories, F_SETLEASE and F_SETDELEG delay the owner's programs, F_SETOWN and "
+        "F_SETOWN_EX send signals to other processes",
+        refused=tuple((Argument(1, command),) for command in (1024, 1026, 1040, 8, 15)),
+    ),
+    "seccomp": Rule(
+        (317, 277),
+        "with a listener, makes filters whose decisions come before this one's",
+        refused=((Argument(0, 1), Argument(1, 8, mask=8)),),  # SECCOMP_SET_MODE_FILTER, FILTER_FLAG_NEW_LISTENER
     ),
     "open": Rule((2, None), _OPENED, refused=_opening(1, 2)),
     "openat": Rule((257, 56), _OPENED, refused=_opening(2, 3)),
@@ -176,11 +182,12 @@ RULES: Final[dict[str, Rule]] = {
     # -- terminals and attributes by a descriptor that was opened for reading
     "ioctl": Rule(
         (16, 29),
-        "types into terminals (TIOCSTI, TIOCLINUX), changes attributes of files that the task can only read",
+        "types into terminals (TIOCSTI, TIOCLINUX), sends signals (FIOSETOWN, SIOCSPGRP), changes attributes of files "
+        "that the task can only read",
         refused=tuple(
             (Argument(1, command),)
             for command in (
-                *(0x5412, 0x541C),  # TIOCSTI, TIOCLINUX
+                *(0x5412, 0x541C, 0x8901, 0x8902),  # TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP
                 *(0x4008_6602, 0x4004_6602, 0x401C_5820),  # FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR
                 *(0x4080_6685, 0x800C_6613, 0x4008_7602),  # FS_IOC_ENABLE_VERITY, SET_ENCRYPTION_POLICY, SETVERSION
                 *(0x4004_7602, 0x4008_6604, 0x4004_6604),  # FS_IOC32_SETVERSION, EXT4_IOC_SETVERSION, and of 32 bits
@@ -271,7 +278,9 @@ SANDBOX_RULES: Final[dict[str, Rule]] = {
         action=Action.SUPERVISE,
     ),
     # A datagram socket of a pair can be separated, and bound to a name.
-    **{name: RULES[name] for name in ("socketpair", "io_uring_setup", "io_uring_enter", "io_uring_register")},
+    **{
+        name: RULES[name] for name in ("socketpair", "io_uring_setup", "io_uring_enter", "io_uring_register", "seccomp")
+    },
 }
 """For sandboxes, which share the machine's network. All calls that no rule names are executed."""
 

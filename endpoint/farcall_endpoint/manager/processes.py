@@ -302,11 +302,24 @@ def _status(pid: int) -> _Status:
     except OSError:
         return _Status()
     fields = dict(_FIELDS.findall(text))
+    if b"VmRSS" not in fields:
+        fields |= _memory_of_threads(pid)
     return _Status(
         int(fields.get(b"PPid", b"0")),
         tuple(map(int, fields.get(b"NSpid", b"").split())),
         int(fields.get(b"VmRSS", b"0").split()[0]) * 1024,
     )
+
+
+def _memory_of_threads(pid: int) -> dict[bytes, bytes]:
+    """The memory of a process whose first thread has ended while others run: one of them shows it."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            with contextlib.suppress(OSError):
+                found = dict(_FIELDS.findall(Path(f"/proc/{pid}/task/{thread}/status").read_bytes()))
+                if b"VmRSS" in found:
+                    return {b"VmRSS": found[b"VmRSS"]}
+    return {}
 
 
 class _Names:
