@@ -127,7 +127,7 @@ _MOST_NEW_FILES: Final = 64
 _MOST_NEW_BYTES: Final = 256 * 1024
 """Bytes of packets and headers of a worker that are read before the core handles them, and other workers have their
 turn. A socket holds about as many; its worker waits meanwhile."""
-_MOST_PACKETS: Final = 20_000
+_MOST_PACKETS: Final = 5_000
 _MOST_BYTES: Final = 16 * 2**20
 """A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
 they are read, and no other worker would be served."""
