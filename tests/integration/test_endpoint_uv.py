@@ -403,7 +403,7 @@ def test_tasks_use_packages_that_they_name(index: Path, tmp_path: Path) -> None:
         "isolation": "auto",
         "environments": {"index_url": str(index), "cache_dir": "cache"},
     }
-    with running_endpoint(tmp_path / "home", engine=engine) as endpoint:
+    with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path, index]) as endpoint:
         cloud = endpoint.cloud
         first = cloud.submit(version_of_stone, environment=packages("stone<2"))
         others = cloud.submit(version_of_stone, environment=packages("stone<2"), submitter=SUBMITTER)
