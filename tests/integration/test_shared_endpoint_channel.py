@@ -21,12 +21,21 @@ def truth(argument: str) -> str:
 
 
 def forge(packet: bytes) -> None:
+    """Write to the socket by which this task's worker speaks with its manager, and wait until that ends this worker."""
+    import time
+
+    send_forged(packet)
+    time.sleep(100)
+
+
+def send_forged(packet: bytes, *, after_s: float = 0.0) -> None:
     """Write to the socket by which this task's worker speaks with its manager."""
     import os
     import socket
     import stat
     import time
 
+    time.sleep(after_s)
     packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
     for descriptor in range(3, 200):
         try:
@@ -36,7 +45,6 @@ def forge(packet: bytes) -> None:
                     end.send(packet)
         except OSError:
             continue
-    time.sleep(100)  # until the manager ends this worker
 
 
 OWN_TASK = "0" * 36
@@ -167,21 +175,7 @@ def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCl
 
 def forge_the_end(packet: bytes, run_s: float) -> None:
     """Report the end of this task, with other times than its own. The second report, of the worker itself, ends it."""
-    import os
-    import socket
-    import stat
-    import time
-
-    time.sleep(run_s)
-    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
-    for descriptor in range(3, 200):
-        try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                end = socket.socket(fileno=os.dup(descriptor))
-                if end.type == socket.SOCK_SEQPACKET:
-                    end.send(packet)
-        except OSError:
-            continue
+    send_forged(packet, after_s=run_s)
 
 
 _DAYS_S = 400 * 24 * 3600.0
@@ -212,7 +206,7 @@ def test_a_task_that_reports_its_end_and_runs_on_keeps_no_place(
         pytest.skip("submitters share the worker at this level")
 
     def forge_and_run_on(packet: bytes) -> None:
-        forge_the_end(packet, 0.0)
+        send_forged(packet)
         time.sleep(1000)
 
     [manager] = endpoint.managers()

@@ -244,8 +244,8 @@ def test_supervisor_performs_calls_on_the_submitters_files_only(tmp_path: Path) 
     assert (hidden / "secret").stat().st_mode & 0o777 == 0o600
 
 
-SUPERVISED_SOCKETS = """
-import ctypes, errno, multiprocessing, os, socket
+CODE = """
+import errno
 
 def code(action):
     try:
@@ -253,6 +253,12 @@ def code(action):
     except OSError as error:
         return errno.errorcode[error.errno]
     return "done"
+"""
+
+SUPERVISED_SOCKETS = (
+    CODE
+    + """
+import ctypes, multiprocessing, os, socket
 
 def connect(address):
     with socket.socket(socket.AF_UNIX) as client:
@@ -298,23 +304,21 @@ for method in ("fork", "forkserver", "spawn"):
         shared.append(2)
         print(list(shared))
 """
+)
 
 
-OTHER_WAYS_TO_SOCKETS = """
-import ctypes, errno, os, socket
+OTHER_WAYS_TO_SOCKETS = (
+    CODE
+    + """
+import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
-def code(action):
-    try:
-        action()
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "done"
 print(code(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)))
 print(code(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)))
 print(errno.errorcode[libc.syscall(425, 1, ctypes.create_string_buffer(120)) and ctypes.get_errno()])
 print(code(lambda: socket.socket(40, socket.SOCK_STREAM)))
 print(code(lambda: libc.socket(1, 0x80000001, 0) < 0 and os.strerror(0)), code(lambda: socket.socket(socket.AF_UNIX)))
 """
+)
 WAITS_FOR_OTHERS = """
 import socket
 with socket.create_server("\\0for others", family=socket.AF_UNIX) as server:

@@ -90,7 +90,10 @@ def serve(control: int) -> None:
     """Make the sockets that processes with the filter ask for, until there are no such processes."""
     with socket.socket(fileno=control) as connection:
         connection.send(b".")
-        _, [listener], _, _ = socket.recv_fds(connection, 1, 1)
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not descriptors:  # the command has not begun
+        return
+    [listener] = descriptors
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     while True:

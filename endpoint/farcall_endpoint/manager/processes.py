@@ -413,7 +413,7 @@ class Leftovers:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._own: set[int] = set()
+        self._own: dict[int, int] = {}  # starts, by process id: ids are used again
         self._idle: tuple[float, int] | None = None  # when an idle worker was seen, and its processor time until then
         self._busy_periods = 0
         #: When to look for them, in monotonic seconds.
@@ -421,7 +421,8 @@ class Leftovers:
 
     def keep_present(self) -> None:
         """The worker has run no task of another submitter: the processes that it has now are its own."""
-        self._own = tree(self._root)
+        found = ((pid, read_process(pid)) for pid in tree(self._root))
+        self._own = {pid: process.start for pid, process in found if process is not None}
 
     def task_ended(self, *, now: float) -> None:
         """A task has ended: what it started may take a moment to end."""
@@ -435,9 +436,11 @@ class Leftovers:
         """
         self.due_at = now + _IDLE_PERIOD_S if math.isinf(busy_since) else math.inf
         began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
-        for pid in tree(self._root) - self._own:
+        for pid in tree(self._root):
             process = read_process(pid)
-            if process is not None and not process.is_zombie and process.start / _TICKS_PER_S < began_s:
+            if process is None or process.is_zombie or process.start == self._own.get(pid):
+                continue
+            if process.start / _TICKS_PER_S < began_s:
                 return True
         return self._computes(now=now, is_idle=math.isinf(busy_since))
 
