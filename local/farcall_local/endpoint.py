@@ -89,7 +89,7 @@ class LocalEndpoint:
         if not self._program.exists():
             raise ConfigurationError("farcall-endpoint is not installed", hint="pip install farcall-endpoint")
         done = subprocess.run(
-            [self._program, *arguments],
+            self._command_line(arguments),
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -105,6 +105,9 @@ class LocalEndpoint:
                 hint=f"The whole log: {self.log_path}",
             )
         return done.stdout
+
+    def _command_line(self, arguments: Sequence[str]) -> list[str]:
+        return [str(self._program), *arguments]
 
     def agent(self) -> psutil.Process | None:
         """The process of the agent, or None while it is down."""

@@ -23,6 +23,7 @@ from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import log_tail
 from farcall_local.tier import LocalTier
+from tests.support.endpoint.ordinary_endpoint import OrdinaryEndpoint
 from tests.waiting import WAIT_S
 
 if TYPE_CHECKING:
@@ -119,7 +120,8 @@ def own_endpoint(cloud: Deployment, tmp_path: Path) -> Iterator[Callable[..., Lo
     with ExitStack() as stack:
 
         def make(name: str = "own", *, user: str = "ada") -> LocalEndpoint:
-            made = LocalEndpoint(name, home=tmp_path / user, environment=cloud.environment(user))
+            environment = cloud.environment(user)
+            made = OrdinaryEndpoint(name, home=tmp_path / user, environment=environment, reachable=[tmp_path])
             return stack.enter_context(made)
 
         yield make

@@ -19,6 +19,7 @@ from jupyter_client.manager import start_new_kernel
 import farcall
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
+from tests.support.endpoint.ordinary_endpoint import OrdinaryEndpoint
 from tests.support.images import DEBIAN, WITHOUT_PYTHON, image
 from tests.waiting import WAIT_S, wait_until
 
@@ -82,10 +83,14 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sites(cloud: Deployment, tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[LocalEndpoint]:
+def sites(
+    cloud: Deployment, tmp_path_factory: pytest.TempPathFactory, wheels: Path, prefix: Path
+) -> Iterator[LocalEndpoint]:
     """An endpoint of ada's with two workers, which everybody may use."""
     home = tmp_path_factory.mktemp("environments")
-    endpoint = LocalEndpoint("environments", home=home, environment=cloud.environment("ada"))
+    endpoint = OrdinaryEndpoint(
+        "environments", home=home, environment=cloud.environment("ada"), reachable=[image(DEBIAN), wheels, prefix]
+    )
     endpoint.configure()
     (endpoint.directory / "config.yaml").write_text(
         "engine:\n"

@@ -14,7 +14,7 @@ import farcall
 from farcall_common.wire import TaskState
 from farcall_endpoint.manager.workers import TURN_S
 from farcall_local.deployment import Deployment
-from farcall_local.endpoint import LocalEndpoint
+from tests.support.endpoint.ordinary_endpoint import OrdinaryEndpoint
 from tests.waiting import WAIT_S, wait_until
 
 BACKLOG = 4000
@@ -45,15 +45,16 @@ def _taken(path: str) -> bool:
     return True
 
 
-@pytest.fixture(params=["auto", "none"] if os.geteuid() else ["auto"])  # an endpoint of root refuses others at "none"
+@pytest.fixture(params=["auto", "none"])
 def isolation(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def shared(cloud: Deployment, tmp_path: Path, directory: str, isolation: str) -> Iterator[str]:
+def shared(cloud: Deployment, tmp_path: Path, directory: str, released: Path, isolation: str) -> Iterator[str]:
     """The id of an endpoint of ada's with two workers, which everybody may use."""
-    endpoint = LocalEndpoint("fair", home=tmp_path / "ada", environment=cloud.environment("ada"))
+    environment = cloud.environment("ada")
+    endpoint = OrdinaryEndpoint("fair", home=tmp_path / "ada", environment=environment, reachable=[tmp_path])
     endpoint.configure()
     (endpoint.directory / "config.yaml").write_text(
         f"engine:\n  max_workers_per_node: 2\n  isolation: {isolation}\n  readable_paths: [{directory}]\n"
@@ -68,6 +69,12 @@ def shared(cloud: Deployment, tmp_path: Path, directory: str, isolation: str) ->
 def directory(tmp_path: Path) -> str:
     (tmp_path / "started").mkdir()
     return str(tmp_path / "started")
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Path:
+    (tmp_path / "released").mkdir()
+    return tmp_path / "released"
 
 
 def _submit(client: farcall.Client, endpoint_id: str, function_id: str, calls: list[tuple[object, ...]]) -> list[str]:
@@ -98,12 +105,10 @@ def test_a_single_task_overtakes_a_backlog_of_short_ones(
 
 
 def test_a_single_task_is_next_after_running_long_ones(
-    shared: str, directory: str, tmp_path: Path, client: farcall.Client, other_client: farcall.Client
+    shared: str, directory: str, released: Path, client: farcall.Client, other_client: farcall.Client
 ) -> None:
     """Both workers run tasks of a backlog that also uses up the credit, for longer than a turn. The end of one lets the
     single task in."""
-    released = tmp_path / "released"
-    released.mkdir()
     calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
     backlog = _submit(client, shared, client.register_function(until_released), calls)
     wait_until(lambda: started(directory) == 2)
@@ -119,11 +124,9 @@ def test_a_single_task_is_next_after_running_long_ones(
 
 
 def test_tasks_with_a_target_do_not_wait_for_long_ones_of_their_submitter(
-    shared: str, directory: str, tmp_path: Path, client: farcall.Client
+    shared: str, directory: str, released: Path, client: farcall.Client
 ) -> None:
     """Not in the queue, although the long ones have used up the credit, and not for their workers."""
-    released = tmp_path / "released"
-    released.mkdir()
     calls: list[tuple[object, ...]] = [(directory, number, str(released)) for number in range(40)]
     backlog = _submit(client, shared, client.register_function(until_released), calls)
     wait_until(lambda: started(directory) == 2)

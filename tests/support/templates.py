@@ -27,7 +27,7 @@ ORDINARY_USER = 1001
 
 _AS_USER = """
 import os, sys
-from farcall_endpoint.isolation import landlock
+from farcall_endpoint.isolation import confinement, landlock
 from farcall_endpoint.worker import namespaces, template
 os.setgroups([])
 os.setresgid(*[int(sys.argv[2])] * 3)

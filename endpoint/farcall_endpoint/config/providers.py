@@ -283,7 +283,9 @@ class KubernetesProviderConfig(_NodeProvider, frozen=True, kw_only=True, tag="Ku
     pod_name: Annotated[Text | None, msgspec.Meta(description="Prefix of pod names.")] = None
     user_id: Annotated[Text | None, msgspec.Meta(description="User id of the pods, in quotes.")] = None
     group_id: Annotated[Text | None, msgspec.Meta(description="Group id of the pods, in quotes.")] = None
-    run_as_non_root: Annotated[bool, msgspec.Meta(description="Whether the pods must not run as root.")] = False
+    run_as_non_root: Annotated[
+        bool, msgspec.Meta(description="Whether the pods must not run as root. Pods of root refuse tasks of others.")
+    ] = False
     secret: Annotated[Text | None, msgspec.Meta(description="Secret for pulling the image.")] = None
     persistent_volumes: Annotated[
         tuple[tuple[str, str], ...], msgspec.Meta(description="Pairs of a volume claim and its mount point.")

@@ -91,7 +91,8 @@ _set_handler: Final = _signal.signal
 _SECONDS_MORE: Final = 5
 """The manager, which can say why, comes first."""
 _OWN: Final = (
-    *("farcall_endpoint.isolation.landlock", "farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
+    *("farcall_endpoint.isolation.confinement", "farcall_endpoint.isolation.landlock"),
+    *("farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
 )
 """What a worker itself imports when it needs it."""
 
