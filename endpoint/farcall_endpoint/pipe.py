@@ -27,6 +27,7 @@ from farcall_endpoint.shared_memory import (
     SharedBytes,
     ancillary,
     bytes_of,
+    copy_of,
     descriptors_of,
 )
 
@@ -142,7 +143,7 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
                 lengths.append(-length)
                 places.append(_PLACE.pack(len(passed_on), frame.start))
                 continue
-            frame = frame.view()
+            frame = copy_of(frame)
         if length <= _MAX_FRAME_BYTES and length <= room:
             room -= length
             inline.append(frame)

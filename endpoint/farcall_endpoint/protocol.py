@@ -26,7 +26,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint import output as output_of_tasks
 from farcall_endpoint.output import Printed
-from farcall_endpoint.shared_memory import Frame, bytes_of
+from farcall_endpoint.shared_memory import Frame, copy_of
 
 Body = int
 N = TypeVar("N", int, float)
@@ -639,7 +639,7 @@ def encode(message: FromAgent | FromManager, bodies: Sequence[Frame] = (), *, nu
     lengths = [len(body) for body in bodies]
     if max(lengths) > _MAX_JOINED_BYTES:
         return [header, b"", *bodies]
-    return [header, _encoder.encode(lengths), b"".join([bytes_of(body) for body in bodies])]
+    return [header, _encoder.encode(lengths), b"".join([copy_of(body) for body in bodies])]
 
 
 def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
@@ -647,7 +647,7 @@ def decode_from_agent(frames: Sequence[Frame]) -> tuple[FromAgent, list[Frame]]:
 
     :raises msgspec.DecodeError: if it is none.
     """
-    return _from_agent.decode(memoryview(bytes_of(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
+    return _from_agent.decode(memoryview(copy_of(frames[0]))[_NUMBER_BYTES:]), _bodies(frames)
 
 
 def decode_from_manager(frames: Sequence[Frame]) -> tuple[FromManager, list[Frame]]:
@@ -657,11 +657,13 @@ def decode_from_manager(frames: Sequence[Frame]) -> tuple[FromManager, list[Fram
     """
     try:
         bodies = _bodies(frames)
-        message = _from_manager.decode(memoryview(bytes_of(frames[0]))[_NUMBER_BYTES:])
+        message = _from_manager.decode(memoryview(copy_of(frames[0]))[_NUMBER_BYTES:])
         if type(message) is not CallNews and type(message) is not CallsTaken:
-            bodies = [bytes_of(body) for body in bodies]
+            bodies = [copy_of(body) for body in bodies]
     except (IndexError, TypeError) as error:
         raise ValueError(f"frames are missing: {error}") from error
+    except OSError as error:
+        raise ValueError(f"frames cannot be read: {error}") from error
     if type(message) is Progress and message.finished:
         _check_bodies(message.finished, len(bodies))
     elif type(message) is CallNews:
@@ -681,7 +683,7 @@ def _check_bodies(finished: Sequence[Finished], count: int) -> None:
 
 def number_of(frames: Sequence[Frame]) -> int:
     """The number of a message; 0 if it has none."""
-    return int.from_bytes(bytes_of(frames[0])[:_NUMBER_BYTES], "big")
+    return int.from_bytes(copy_of(frames[0])[:_NUMBER_BYTES], "big")
 
 
 def _bodies(frames: Sequence[Frame]) -> list[Frame]:
@@ -689,10 +691,10 @@ def _bodies(frames: Sequence[Frame]) -> list[Frame]:
         return []
     if len(frames[1]) == 0:
         return list(frames[2:])
-    joined = bytes(bytes_of(frames[2]))
+    joined = bytes(copy_of(frames[2]))
     bodies: list[Frame] = []
     start = 0
-    for length in _lengths.decode(bytes_of(frames[1])):
+    for length in _lengths.decode(copy_of(frames[1])):
         bodies.append(joined[start : start + length])
         start += length
     return bodies

@@ -1,6 +1,7 @@
 """Shared memory bodies: large user bytes in memory files (``memfd_create``) or in files of the spool.
 
-They are written once and mapped where they are read; processes in between pass on the descriptor only."""
+They are written once and mapped by the worker that reads them. Agent and managers pass on the descriptor. What they
+read themselves they copy: a task can still write to the file, and a mapping of some files fails or kills the reader."""
 
 from __future__ import annotations
 
@@ -77,16 +78,26 @@ class MemoryFile:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether it is a memory file that cannot shrink: a reader of one that does is killed (SIGBUS)."""
+        """Whether it is a memory file that can be read and cannot shrink: a reader of one that does is killed
+        (SIGBUS)."""
         try:
-            return bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+            is_readable = fcntl.fcntl(self.descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+            return is_readable and bool(fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
         except OSError:  # another kind of file
             return False
 
-    def view(self) -> memoryview:
-        """Its bytes, mapped for as long as the view lives. The mapping is private: writes change a copy."""
+    def view(self, start: int, end: int) -> memoryview:
+        """Some of its bytes, mapped for as long as the view lives. The mapping is private: writes change a copy.
+
+        :raises OSError: if the file cannot be mapped.
+        :raises ValueError: if it ends before.
+        """
+        if start == end:  # to map no bytes is to map all
+            return memoryview(b"")
         self.shared()
-        return memoryview(mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE))
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self.descriptor, end - first, flags=mmap.MAP_PRIVATE, offset=first)
+        return memoryview(mapped)[start - first :]
 
 
 class LentFile(MemoryFile):
@@ -131,7 +142,7 @@ class SharedBytes:
 
     def view(self) -> memoryview:
         """The bytes themselves."""
-        return self.memory.view()[self.start : self.start + self.size]
+        return self.memory.view(self.start, self.start + self.size)
 
     def read(self, offset: int, size: int) -> bytes:
         """A copy of some bytes. Unlike access to a view, it raises an error if the file's disk fails.
@@ -167,8 +178,13 @@ class FrameList:
         memory = frame.memory
         view = self._views.get(id(memory))  # each file is mapped once
         if view is None:
-            view = self._views[id(memory)] = memory.view()
+            view = self._views[id(memory)] = memory.view(0, self._end_in(memory))
         return view[frame.start : frame.start + frame.size]
+
+    def _end_in(self, memory: MemoryFile) -> int:
+        """Where the last frame in a file ends there."""
+        ranges = (each for each in self.frames if isinstance(each, SharedBytes) and each.memory is memory)
+        return max(each.start + each.size for each in ranges)
 
     def frame(self, start: int, size: int) -> Frame:
         """A part that is in one of the frames. Nothing large is read.
@@ -198,6 +214,21 @@ Body = Frame | FrameList
 def bytes_of(frame: Frame) -> Bytes:
     """The bytes of a frame, mapped if they are in shared memory."""
     return frame.view() if isinstance(frame, SharedBytes) else frame
+
+
+def copy_of(frame: Frame) -> Bytes:
+    """The bytes of a frame, copied if they are in shared memory: nobody changes them any more.
+
+    :raises OSError: if they cannot be read.
+    """
+    if not isinstance(frame, SharedBytes):
+        return frame
+    pieces: list[bytes] = []
+    at = 0
+    while at < frame.size:
+        pieces.append(frame.read(at, frame.size - at))
+        at += len(pieces[-1])
+    return b"".join(pieces)
 
 
 def cut(body: Body, sizes: Sequence[int], start: int = 0) -> list[Frame]:

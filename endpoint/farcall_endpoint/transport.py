@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from farcall_common.errors import ConfigurationError, Unavailable
-from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
+from farcall_endpoint.shared_memory import Bytes, Frame, copy_of
 
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
@@ -144,7 +144,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame], *, flags: in
     """
     last = len(frames) - 1
     for index, frame in enumerate(frames):
-        socket.send(bytes_of(frame), flags | (_MORE if index < last else 0), copy=len(frame) < _COPY_BYTES)
+        socket.send(copy_of(frame), flags | (_MORE if index < last else 0), copy=len(frame) < _COPY_BYTES)
 
 
 def receive_frames(socket: zmq.Socket[bytes]) -> list[Bytes]:

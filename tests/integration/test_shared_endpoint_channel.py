@@ -262,3 +262,97 @@ def test_a_sparse_block_takes_no_memory_of_the_manager(
     assert most < 2**28
     assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
     assert [each.pid for each in endpoint.managers()] == [manager.pid]
+
+
+def send_result_in(kind: str) -> None:
+    """Send the manager a result, or a header, in what it and the agent cannot read. The worker's own report ends it."""
+    import array
+    import fcntl
+    import os
+    import socket
+    import stat
+    import struct
+
+    header = b"\x94\xa4Done\xd9\x24" + os.environ["FARCALL_TASK_ID"].encode() + b"\x00\x01"
+    packet = struct.pack("<I", len(header)) + header
+    memory = os.memfd_create("forged", os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if kind == "large pages" else 0))
+    if kind != "large pages":
+        os.write(memory, b'11\n"' + b"x" * 99_995 + b'"')
+    os.ftruncate(memory, {"sparse": 2**62, "large pages": 2**22}.get(kind, 100_000))
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, 0x2)  # F_SEAL_SHRINK
+    if kind == "write-only":
+        memory = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY)
+    if kind in ("pipe", "slow"):
+        memory = os.pipe()[0] if kind == "pipe" else os.open("/proc/self/smaps", os.O_RDONLY)
+        packet = struct.pack("<II", 0, 500)
+    packet += struct.pack("<IiQQ", 1, 0, 0, 100_000)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
+    for descriptor in range(3, 200):
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            end = socket.socket(fileno=os.dup(descriptor))
+            if end.type == socket.SOCK_SEQPACKET:
+                end.sendmsg([packet], rights)
+                if kind == "shut down":
+                    end.shutdown(socket.SHUT_WR)
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize("kind", ["sparse", "large pages", "write-only", "pipe", "slow", "shut down"])
+def test_a_result_that_cannot_be_read_stops_nobody_else(cloud: FakeCloud, endpoint: EndpointProcess, kind: str) -> None:
+    """Neither the manager nor the agent, which read it."""
+    assert endpoint.agent is not None
+    [manager] = endpoint.managers()
+    cloud.end(cloud.submit(send_result_in, kind, submitter=ATTACKER, max_attempts=1, walltime_s=3.0))
+    after = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM))
+    assert (after.value, after.spec.attempt) == ("the truth", 1)
+    assert [each.pid for each in endpoint.managers()] == [manager.pid]
+    assert endpoint.agent.poll() is None
+
+
+def close_slowly() -> list[float]:
+    """Pass the manager a connection with data that nobody reads, so that its end waits; what it was told to wait."""
+    import array
+    import os
+    import socket
+    import stat
+    import struct
+    import time
+
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 100))
+    client.setblocking(False)
+    accepted = server.accept()[0]
+    try:
+        while client.send(b"x" * 100_000):
+            pass
+    except BlockingIOError:
+        pass
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [client.detach()]))]
+    for descriptor in range(3, 200):
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            end = socket.socket(fileno=os.dup(descriptor))
+            if end.type == socket.SOCK_SEQPACKET:
+                end.sendmsg([struct.pack("<I", 0)], rights)
+                os.close(rights[0][2][0])
+        except OSError:
+            continue
+    time.sleep(100)
+    return [accepted.fileno()]
+
+
+def test_a_connection_that_is_slow_to_close_stops_nobody_else(
+    cloud: FakeCloud, endpoint: EndpointProcess, level: str
+) -> None:
+    if level in ("none", "process"):
+        pytest.skip("a task may stop the manager at this level")
+    began_at = time.monotonic()
+    attack = cloud.submit(close_slowly, submitter=ATTACKER, max_attempts=1, walltime_s=5.0)
+    assert cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value == "the truth"
+    cloud.end(attack)
+    assert time.monotonic() - began_at < 90, "the manager waited"

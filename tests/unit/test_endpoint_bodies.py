@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import struct
@@ -13,7 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farcall_endpoint.output import Printed, split, tails
-from farcall_endpoint.shared_memory import Body, Frame, FrameList, MemoryFile, SharedBytes, bytes_of, cut
+from farcall_endpoint.shared_memory import (
+    Body,
+    Frame,
+    FrameList,
+    MemoryFile,
+    SharedBytes,
+    ancillary,
+    bytes_of,
+    copy_of,
+    cut,
+)
 from farcall_endpoint.worker.bodies import pack, ranges_of, unpack
 from farcall_endpoint.worker.channel import (
     MALFORMED,
@@ -196,6 +207,56 @@ def test_forged_packets_with_descriptors_are_malformed(ends: tuple[Channel, Chan
         return
     assert answer is not None
     assert all(part.is_complete for part in ranges_of(answer[1]))
+
+
+def memory_of(data: bytes, *, flags: int = 0) -> int:
+    memory = os.memfd_create("forged", os.MFD_ALLOW_SEALING | flags)
+    if data:
+        os.write(memory, data)
+    return memory
+
+
+def unreadable(kind: str, directory: Path) -> int:
+    """A descriptor of what nobody can read as a memory file, or only after a long time."""
+    match kind:
+        case "pipe":
+            return os.pipe()[0]
+        case "directory":
+            return os.open(directory, os.O_RDONLY)
+        case "slow":
+            return os.open("/proc/self/smaps", os.O_RDONLY)
+        case "file":
+            (directory / "file").write_bytes(b"x" * 1000)
+            return os.open(directory / "file", os.O_RDWR)
+    memory = memory_of(b"" if kind == "short" else b"x" * 1000)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return memory if kind == "short" else os.open(f"/proc/self/fd/{memory}", getattr(os, kind))
+
+
+KINDS = ["pipe", "directory", "slow", "file", "short", "O_WRONLY", "O_PATH"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_in_files_that_nobody_can_read_are_malformed(
+    ends: tuple[Channel, Channel], tmp_path: Path, kind: str
+) -> None:
+    manager, worker = ends
+    packet = struct.pack("<IIIiQQ", 0, 500, 1, 0, 0, 500)
+    file = MemoryFile(unreadable(kind, tmp_path))
+    worker.socket.sendmsg([packet], ancillary([file]))
+    with pytest.raises(MALFORMED, match=r"header|incomplete"):
+        manager.receive_shared()
+
+
+def test_bytes_are_read_however_large_their_file_is() -> None:
+    """A file without end cannot be mapped as a whole, and memory in large pages may not be there."""
+    memory = memory_of(b"x" * 10_000)
+    os.ftruncate(memory, 2**62)
+    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    frame = SharedBytes(MemoryFile(memory), 5_000, 5_000)
+    assert frame.is_complete
+    assert copy_of(frame) == bytes(frame.view()) == bytes(FrameList([b"a", frame])[1:5_001]) == b"x" * 5_000
+    assert copy_of(SharedBytes(frame.memory, 2**61, 3)) == bytes(3)
 
 
 @pytest.mark.parametrize("segments", [[(0, 2**63, 1)], [(0, 0, 2**63)], [(0, 0, 2**62)] * 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import os
 import random
 import types
 from typing import Any
@@ -16,7 +17,7 @@ from farcall_common.graphs import COLLECT, Graph, Input, Stage
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
 from farcall_endpoint.graphs.values import GraphSettings, Memory
-from farcall_endpoint.manager.actions import Action, Answer, Kill
+from farcall_endpoint.manager.actions import Action, Answer, Kill, Send
 from farcall_endpoint.manager.events import Callees, Job, MalformedReceived, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.manager.graphs import callees_of
 from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
@@ -320,6 +321,25 @@ def test_what_no_worker_sends_ends_the_worker(packet: Calls, body: bytes) -> Non
     rig.read(0)
     actions = sent(rig, 0, (packet, body))
     assert [action.worker_id for action in actions if isinstance(action, Kill)] == [0]
+
+
+@pytest.mark.parametrize("memory", ["can be read", "cannot be read"])
+def test_a_function_stays_what_its_hash_says_whatever_its_task_writes_later(memory: str) -> None:
+    """Workers of other submitters get it, too."""
+    rig = Rig(slots=2)
+    rig.start_all()
+    rig.jobs("d")
+    rig.read(0)
+    file = MemoryFile.of([BODY])
+    body = SharedBytes(file, 0, len(BODY) if memory == "can be read" else 100)
+    packet = Calls("d", (Call(0, HASH, 0),), ((HASH, len(body)),))
+    actions = sent(rig, 0, (packet, body))
+    if memory == "cannot be read":
+        assert [action.worker_id for action in actions if isinstance(action, Kill)] == [0]
+        return
+    os.pwrite(file.descriptor, b"evil", 0)
+    [order] = [action for action in actions if isinstance(action, Send)]
+    assert order.body[0] == BODY
 
 
 def test_what_a_task_that_has_ended_says_is_ignored() -> None:

@@ -35,7 +35,7 @@ def outcome(rule: Rule) -> str:
     if rule.action is Action.SUPERVISE:
         return "performed by the supervisor"
     if rule.action is Action.IGNORE:
-        return "without effect on other threads and processes"
+        return "without effect in part" if rule.refused else "without effect on other threads and processes"
     if any(argument.value == OWN for form in rule.permitted for argument in form):
         return "refused, but for the caller itself"
     return "refused in part" if rule.refused or rule.permitted else "refused"

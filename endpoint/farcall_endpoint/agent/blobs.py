@@ -16,7 +16,7 @@ from farcall_endpoint.agent.events import Event
 from farcall_endpoint.agent.relay import Relay, TransferFailed
 from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
 from farcall_endpoint.agent.transfers import Background, Transfers
-from farcall_endpoint.shared_memory import Frame, bytes_of
+from farcall_endpoint.shared_memory import Frame, copy_of
 
 _logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class Blobs:
             if isinstance(outcome, TransferFailed):
                 done(b"", self._why(outcome))
             else:
-                done(bytes(bytes_of(outcome)), "")
+                done(bytes(copy_of(outcome)), "")
 
         self._relay.download(request_id, 0, location, ended, now=self._clock.monotonic())
 
@@ -302,7 +302,7 @@ class Blobs:
             if isinstance(outcome, TransferFailed):
                 self._not_fetched(task, self._why(outcome))
             else:
-                self._fetched(task, bytes(bytes_of(outcome)))
+                self._fetched(task, bytes(copy_of(outcome)))
 
         self._relay.download(task.task_id, task.attempt, blob, done, now=self._clock.monotonic())
 

@@ -63,7 +63,7 @@ from farcall_endpoint.agent.tasks import Task
 from farcall_endpoint.agent.transfers import Background, Transfers
 from farcall_endpoint.cloud import ConnectAnswer
 from farcall_endpoint.protocol import PrewarmRequest
-from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of
+from farcall_endpoint.shared_memory import Bytes, Frame, copy_of
 from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.reading import ReadableFiles
 from farcall_endpoint.sweeper import Sweeper
@@ -803,7 +803,7 @@ class Agent:
         return self._spool.body(task) if result is None or result.body is None else bytes(result.body)
 
     def _inline_body(self, task: Task) -> bytes:
-        return bytes(bytes_of(self._body(task)))
+        return bytes(copy_of(self._body(task)))
 
 
 def _about_transfer(row: Mapping[str, Any]) -> dict[str, object]:

@@ -35,7 +35,7 @@ from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.actions import WriteSpool
 from farcall_endpoint.agent.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
-from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes, bytes_of
+from farcall_endpoint.shared_memory import Bytes, Frame, MemoryFile, SharedBytes, copy_of
 from farcall_endpoint.staging.plan import FileList
 
 _logger = logging.getLogger(__name__)
@@ -520,7 +520,7 @@ class Spool:
             return _decode_graph(needs)
         except (msgspec.DecodeError, TypeError) as error:  # TypeError: a column may have another type in SQLite
             damage = f"what the spool has noted of the graph of task {spec.task_id} is damaged ({error})"
-        found = read_graph(bytes_of(self._body(seq)), spec.options, is_restricted=spec.data_only)
+        found = read_graph(copy_of(self._body(seq)), spec.options, is_restricted=spec.data_only)
         if isinstance(found, GraphNeeds):
             _logger.warning("%s; it was read again from the task's arguments", damage)
             return found

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import Bytes, Frame, SharedBytes
+from farcall_endpoint.shared_memory import Bytes, Frame, SharedBytes, copy_of
 
 INLINE_BYTES: Final = 64 * 1024
 """Values up to this size are in packets, and in memory whatever the budget."""
@@ -126,18 +126,11 @@ class Memory:
 
 
 def read(frame: Frame) -> Bytes:
-    """A copy of a frame in this process. Nothing is mapped: a worker could let its file shrink.
+    """A copy of what a task has written, in this process. Nothing is mapped: a worker could let its file shrink.
 
     :raises ValueError: if it cannot be read.
     """
-    if not isinstance(frame, SharedBytes):
-        return frame
-    pieces: list[bytes] = []
-    at = 0
     try:
-        while at < frame.size:
-            pieces.append(frame.read(at, frame.size - at))
-            at += len(pieces[-1])
+        return copy_of(frame)
     except OSError as error:
         raise ValueError(f"a value that cannot be read: {error}") from error
-    return b"".join(pieces)

@@ -72,7 +72,7 @@ def missing() -> str:
 def install(*, namespaced: bool) -> int | None:
     """Filter the system calls of this process and its descendants, for good. The process has one thread.
 
-    :param namespaced: whether the process has namespaces of its own: then only the rules for keyrings hold.
+    :param namespaced: whether the process has namespaces of its own: then only rules hold that say so.
     :returns: a descriptor on which a supervisor receives calls; None if it has nothing to do.
     :raises OSError: if the kernel refuses.
     """
@@ -80,7 +80,7 @@ def install(*, namespaced: bool) -> int | None:
     if found is None:
         raise OSError(errno.ENOSYS, missing())
     column, audit = found
-    rules = {name: rule for name, rule in RULES.items() if rule.keys or not namespaced}
+    rules = {name: rule for name, rule in RULES.items() if rule.sandboxed or not namespaced}
     newest = _ALL_BUT_X32 if namespaced else NEWEST
     code = program(rules.values(), column=column, audit=audit, process=os.getpid(), newest=newest)
     array = ctypes.create_string_buffer(code, len(code))

@@ -46,7 +46,7 @@ class Rule:
     :param reason: why the call is not left to Landlock.
     :param permitted: forms that are executed; one matches if all of its comparisons hold.
     :param refused: forms that get the action; if there are some, all others are executed.
-    :param keys: whether the rule also holds for workers in namespaces of their own.
+    :param sandboxed: whether the rule also holds for workers in namespaces of their own.
     """
 
     numbers: tuple[int | None, int | None]
@@ -55,7 +55,7 @@ class Rule:
     refused: tuple[tuple[Argument, ...], ...] = ()
     action: Action = Action.REFUSE
     error: int = errno.EPERM
-    keys: bool = False
+    sandboxed: bool = False
 
 
 _NAMES: Final = "reports the names in directories that the task cannot list"
@@ -84,9 +84,9 @@ def _own_of(kinds: tuple[int, ...]) -> tuple[tuple[Argument, ...], ...]:
     return tuple((Argument(0, kind), *each) for kind in kinds for each in _own_process(1))
 
 
-def _missing(x86: int | None, arm: int | None, reason: str, *, keys: bool = False) -> Rule:
+def _missing(x86: int | None, arm: int | None, reason: str, *, sandboxed: bool = False) -> Rule:
     """Rule of a call that a program should treat as absent from the kernel, and do without."""
-    return Rule((x86, arm), reason, error=errno.ENOSYS, keys=keys)
+    return Rule((x86, arm), reason, error=errno.ENOSYS, sandboxed=sandboxed)
 
 
 def _supervised(x86: int | None, arm: int | None, reason: str) -> Rule:
@@ -148,9 +148,9 @@ RULES: Final[dict[str, Rule]] = {
     "name_to_handle_at": _missing(303, 264, "names files without their path"),
     "open_by_handle_at": _missing(304, 265, "opens files without their path"),
     # -- keys
-    "add_key": _missing(248, 217, _KEYS, keys=True),
-    "request_key": _missing(249, 218, _KEYS, keys=True),
-    "keyctl": _missing(250, 219, _KEYS, keys=True),
+    "add_key": _missing(248, 217, _KEYS, sandboxed=True),
+    "request_key": _missing(249, 218, _KEYS, sandboxed=True),
+    "keyctl": _missing(250, 219, _KEYS, sandboxed=True),
     # -- System V and POSIX objects
     "shmget": _missing(29, 194, _IPC),
     "shmat": _missing(30, 196, _IPC),
@@ -241,12 +241,20 @@ RULES: Final[dict[str, Rule]] = {
         refused=(*_LOCAL_DATAGRAMS, (Argument(0, 40),)),  # AF_VSOCK
     ),
     "socketpair": Rule((53, 199), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
+    # SO_LINGER: whoever closes a socket that was passed on waits until its data has left.
+    "setsockopt": Rule(
+        (54, 208),
+        "lets the endpoint wait as long as the task wishes",
+        refused=((Argument(1, 1), Argument(2, 13)),),
+        action=Action.IGNORE,
+        sandboxed=True,
+    ),
     # -- namespaces and mounts
-    "clone": Rule((56, 220), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES),),)),
+    "clone": Rule((56, 220), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES),),), sandboxed=True),
     # The C library then uses clone, whose flags a filter can read.
-    "clone3": _missing(435, 435, _KERNEL),
-    "unshare": Rule((272, 97), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES | _NEW_TIME),),)),
-    "setns": Rule((308, 268), _KERNEL),
+    "clone3": _missing(435, 435, _KERNEL, sandboxed=True),
+    "unshare": Rule((272, 97), _KERNEL, permitted=((Argument(0, 0, mask=_NAMESPACES | _NEW_TIME),),), sandboxed=True),
+    "setns": Rule((308, 268), _KERNEL, sandboxed=True),
     "mount": Rule((165, 40), _MOUNTS),
     "umount2": Rule((166, 39), _MOUNTS),
     "pivot_root": Rule((155, 41), _MOUNTS),
@@ -279,7 +287,8 @@ SANDBOX_RULES: Final[dict[str, Rule]] = {
     ),
     # A datagram socket of a pair can be separated, and bound to a name.
     **{
-        name: RULES[name] for name in ("socketpair", "io_uring_setup", "io_uring_enter", "io_uring_register", "seccomp")
+        name: RULES[name]
+        for name in ("socketpair", "setsockopt", "io_uring_setup", "io_uring_enter", "io_uring_register", "seccomp")
     },
 }
 """For sandboxes, which share the machine's network. All calls that no rule names are executed."""

@@ -40,7 +40,7 @@ from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, WantedOutput
-from farcall_endpoint.shared_memory import Bytes, Frame, bytes_of, piece_of
+from farcall_endpoint.shared_memory import Bytes, Frame, copy_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
 _INPUT_BYTES: Final = 64
@@ -551,11 +551,11 @@ def opened(
     """
     start = piece_of(payload, 0, len(PREFIX)) if payload else b""
     if has_files(start):
-        payload = without_files(bytes_of(payload))
+        payload = without_files(copy_of(payload))
         start = bytes(payload[: len(PREFIX)])
     if not is_graph(start):
         return None
-    graph = unpack_graph(bytes_of(payload), callees=len(options.callees))
+    graph = unpack_graph(copy_of(payload), callees=len(options.callees))
     if memory_bytes is None and limits is None:
         return graph
 

@@ -28,7 +28,7 @@ from farcall_endpoint.manager.events import Job, Outcome
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
 from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
-from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, bytes_of, cut
+from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
 MOST_DEPTH: Final = 64
@@ -471,9 +471,10 @@ def _learn(worker: Worker, functions: list[tuple[str, Frame]]) -> None:
     if len(new) + len(worker.called) > _MOST_FUNCTIONS or size > _MOST_FUNCTION_BYTES:
         raise ValueError("more functions than a worker sends")
     for function_hash, body in new.items():
-        if hashlib.sha256(bytes_of(body)).hexdigest() != function_hash:
+        copy = read(body)  # the task can still change the file
+        if hashlib.sha256(copy).hexdigest() != function_hash:
             raise ValueError("a function with another hash")
-        worker.called[function_hash] = body
+        worker.called[function_hash] = copy
 
 
 def _split(packet: Calls, body: Body) -> tuple[list[tuple[str, Frame]], list[Frame]]:

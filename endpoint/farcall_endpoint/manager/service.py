@@ -218,16 +218,16 @@ class Manager:
         self._scratch = ScratchRemover()
         self._shares = CpuShares(Cgroups(())) if shares is None else shares
         self._reaper = ReaperProcess(self._shares.directories)
-        self._epoll = select.epoll()
-        self._epoll.register(self._agent_descriptor, select.EPOLLIN)
-        self._epoll.register(self._launcher.fileno(), select.EPOLLIN)
+        self._poll = select.poll()  # the kernel limits what an account may watch by epoll
+        self._poll.register(self._agent_descriptor, select.POLLIN)
+        self._poll.register(self._launcher.fileno(), select.POLLIN)
         if self._agent_pidfd is not None:
-            self._epoll.register(self._agent_pidfd, select.EPOLLIN)
+            self._poll.register(self._agent_pidfd, select.POLLIN)
         self._files = files
         if files is not None:
-            self._epoll.register(files.fileno(), select.EPOLLIN)
+            self._poll.register(files.fileno(), select.POLLIN)
         self._blocks = BlockServer(None, host=None) if blocks is None else blocks
-        self._epoll.register(self._blocks.fileno(), select.EPOLLIN)
+        self._poll.register(self._blocks.fileno(), select.POLLIN)
         self._measure_at = 0.0
         self._measuring = Measuring()
         self._output_bytes: dict[int, int] = {}  # by worker, as measured last
@@ -237,7 +237,7 @@ class Manager:
         self._is_connected = True
         self._is_congested = False
         self._signals, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._epoll.register(self._signals, select.EPOLLIN)
+        self._poll.register(self._signals, select.POLLIN)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
 
     def run(self) -> None:
@@ -276,10 +276,10 @@ class Manager:
     def _wait_for_events(self) -> list[Event]:
         events: list[Event] = []
         is_agent_readable = False
-        for descriptor, mask in self._epoll.poll(self._timeout_s()):
+        for descriptor, mask in self._poll.poll(self._timeout_s() * 1000):
             worker = self._by_descriptor.get(descriptor)
             if worker is not None and worker.worker_id in self._workers:
-                if mask & select.EPOLLOUT:
+                if mask & select.POLLOUT:
                     self._answer_rest(worker.worker_id)
                 if descriptor == worker.process.pidfd:
                     events += self._reap(worker)
@@ -294,7 +294,7 @@ class Manager:
             elif descriptor == self._blocks.fileno():
                 events += self._blocks.events()
             elif descriptor == self._agent_pidfd:
-                self._epoll.unregister(self._agent_pidfd)
+                self._poll.unregister(self._agent_pidfd)
                 events.append(self._lose_agent("the agent is gone"))
             elif descriptor == self._signals and signal.SIGTERM in os.read(self._signals, 64):
                 events.append(_terminated("it got SIGTERM, as from a scheduler at the end of a job"))
@@ -430,7 +430,7 @@ class Manager:
             except BlockingIOError:
                 break
             if frames is None:
-                self._epoll.unregister(self._agent_descriptor)
+                self._poll.unregister(self._agent_descriptor)
                 self._is_connected = False
                 events.append(self._lose_agent("the agent is gone"))
                 break
@@ -597,8 +597,8 @@ class Manager:
         """Wait until the connection to the agent is writable, while messages wait for that."""
         if self._agent.is_congested != self._is_congested and self._is_connected:
             self._is_congested = self._agent.is_congested
-            events = select.EPOLLIN | select.EPOLLOUT if self._is_congested else select.EPOLLIN
-            self._epoll.modify(self._agent_descriptor, events)
+            events = select.POLLIN | select.POLLOUT if self._is_congested else select.POLLIN
+            self._poll.modify(self._agent_descriptor, events)
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -707,7 +707,7 @@ class Manager:
                 self._end(self._workers[action.worker_id])
         elif action.worker_id in self._workers and not self._answered(action):
             self._unsent[action.worker_id] = collections.deque([kept_answer(action, self._core.value_memory)])
-            self._epoll.modify(self._workers[action.worker_id].channel.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._wait_for(action.worker_id, select.POLLIN | select.POLLOUT)
 
     def _answer_rest(self, worker_id: int) -> None:
         unsent = self._unsent[worker_id]
@@ -716,7 +716,7 @@ class Manager:
                 self._core.value_memory.remove(part)
         if not unsent:
             del self._unsent[worker_id]
-            self._epoll.modify(self._workers[worker_id].channel.fileno(), select.EPOLLIN)
+            self._wait_for(worker_id, select.POLLIN)
 
     def _answered(self, action: Answer) -> bool:
         """Send a worker how a call has ended; False if its socket has no room."""
@@ -815,7 +815,7 @@ class Manager:
             self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
-            self._epoll.register(descriptor, select.EPOLLIN)
+            self._poll.register(descriptor, select.POLLIN)
         return []
 
     def _share_with(self, process: WorkerProcess, target: str) -> None:
@@ -851,9 +851,11 @@ class Manager:
                     files += len(ranges_of(body))
                 if in_steps and (files >= _MOST_NEW_FILES or received_bytes >= _MOST_NEW_BYTES):
                     break
+            else:  # this end is dead, or its task has shut it down
+                self._ignore(channel.fileno())
         except BlockingIOError:
             pass
-        except MALFORMED as error:
+        except (OSError, *MALFORMED) as error:
             events.append(MalformedReceived(worker.worker_id, str(error)))
         if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
             for packet, _ in packets:
@@ -862,6 +864,17 @@ class Manager:
                 elif type(packet) is Done:
                     leftovers.task_ended(now=time.monotonic())
         return events
+
+    def _wait_for(self, worker_id: int, events: int) -> None:
+        """Wait for these events of a worker's channel, if it is not shut down."""
+        descriptor = self._workers[worker_id].channel.fileno()
+        if descriptor in self._by_descriptor:
+            self._poll.modify(descriptor, events)
+
+    def _ignore(self, descriptor: int) -> None:
+        """Wait for nothing more from a worker's descriptor."""
+        if self._by_descriptor.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
 
     def _count_report(self, worker_id: int) -> None:
         """A worker reports imports; a task that writes to its socket could do so without end.
@@ -879,8 +892,7 @@ class Manager:
         stdout_tail, stderr_tail = process.tails()
         output = process.output_end()
         for descriptor in (process.pidfd, process.channel.fileno()):
-            self._epoll.unregister(descriptor)
-            del self._by_descriptor[descriptor]
+            self._ignore(descriptor)
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
         self._leftovers.pop(worker.worker_id, None)

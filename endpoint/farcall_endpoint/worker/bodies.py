@@ -21,7 +21,7 @@ from farcall_endpoint.shared_memory import (
     FrameList,
     MemoryFile,
     SharedBytes,
-    bytes_of,
+    copy_of,
     cut,
 )
 
@@ -66,7 +66,7 @@ def pack(body: Sequence[Frame], *, inline: bool) -> tuple[list[Bytes], list[Memo
                 own.append(bytes(gap))
                 own_bytes += gap
             start = own_bytes
-            own.append(bytes_of(part))
+            own.append(copy_of(part))
             own_bytes += size
         if segments and segments[-1][0] == number and segments[-1][1] + segments[-1][2] == start:
             segments[-1][2] += size

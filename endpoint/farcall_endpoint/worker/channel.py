@@ -467,6 +467,8 @@ class Channel:
             raise ValueError(f"a header of {length} bytes")
         self.received_bytes += length
         [header] = cut(body, [length])
+        if isinstance(header, SharedBytes) and not header.memory.is_sealed:  # to read from others may take long
+            raise ValueError("a header in a file that can shrink")
         return self._decode(piece_of(header, 0, length)), bodies.rest_of(body, length + -length % ALIGNMENT_BYTES)
 
 
