@@ -249,6 +249,7 @@ def one_block_fleet(
             first_blocks=1,
             slots_per_block=1,
             max_failures=3,
+            failure_period_s=0.0,
             backoff_s=0.1,
             new_block_id=lambda: f"b{next(numbers)}",
         ),

@@ -131,3 +131,16 @@ def test_demand_names_submitters_with_tasks() -> None:
     demand = core.demand()
     assert demand.tasks == 1
     assert len(demand.busy) == 1
+
+
+def test_a_manager_whose_first_worker_starts_is_busy_while_tasks_wait() -> None:
+    core = core_with(ends_at=None)
+    core.manager_registered("new", slots=1)
+    assert core.demand().busy == []
+    core.accept(spec("a"))
+    core.decide(now=0.0)
+    assert core.demand().busy == ["new"]
+    core.progress("new", Progress(workers=1))
+    core.decide(now=1.0)
+    core.manager_registered("second", slots=1)
+    assert core.demand().busy == ["new"], "no task waits"

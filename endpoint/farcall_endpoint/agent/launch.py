@@ -406,6 +406,7 @@ def _fleet(
             engine.provider,
             slots=slots,
             max_failures=engine.max_block_failures,
+            failure_period_s=engine.block_failure_period,
             idle_release_s=engine.max_idletime,
         ),
         network=make_network(

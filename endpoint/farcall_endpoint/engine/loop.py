@@ -85,6 +85,7 @@ class EngineOptions:
     worker_port_range: tuple[int, int] | None
     max_idletime_s: float
     max_block_failures: int
+    block_failure_period_s: float
     qos: QosSettings
 
 
@@ -272,6 +273,7 @@ class EngineLoop:
                 options.provider,
                 slots=options.workers,
                 max_failures=options.max_block_failures,
+                failure_period_s=options.block_failure_period_s,
                 idle_release_s=options.max_idletime_s,
             ),
             network=make_network(options.provider, address=options.address, ports=options.worker_port_range),
