@@ -47,6 +47,7 @@ from farcall_endpoint.config import (
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.staging.settings import GlobusSettings
+from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -80,6 +81,7 @@ class _Options:
 
 def main() -> None:
     """The console script."""
+    open_missing_streams()
     raise_on_sigterm()
     app()
 
