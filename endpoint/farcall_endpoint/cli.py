@@ -32,6 +32,7 @@ from farcall_common.exit_codes import (
     exit_status,
     raise_on_sigterm,
 )
+from farcall_common.files import write_whole
 from farcall_common.plain_text import plain
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
@@ -472,7 +473,7 @@ def _configure_from(
         settings[field.strip()] = value.strip()
     text = template.fill(settings)
     directory.create()
-    directory.config_file.write_text(text, encoding="utf-8")
+    write_whole(directory.config_file, text.encode(), mode=0o600)
     if review := template.to_review(settings):
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
 

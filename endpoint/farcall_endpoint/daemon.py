@@ -137,7 +137,7 @@ def start_detached(
         name = directory.name
         raise Unavailable(
             f"The endpoint is not connected after {timeout_s:g} s: {_connection_problem(directory)}",
-            hint=f"Its process {process.pid} runs on and keeps trying: `farcall-endpoint status {name}` shows how it is, "
+            hint=f"Its process {process.pid} runs on and keeps trying: `farcall-endpoint status {name}` shows it, "
             f"`farcall-endpoint stop {name}` ends it, and --timeout waits longer. Its log is {directory.log_file}.",
         )
     code = process.wait()

@@ -71,6 +71,7 @@ def test_endpoint_lifecycle(shell: Shell) -> None:
     assert "Configured default" in shell.ok("configure", "--display-name", "My laptop", "--max-workers", "1")
     secret = shell.directory().path / "curve.secret"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(shell.directory().config_file.stat().st_mode) == 0o600
     assert "display_name: My laptop" in shell.directory().config_file.read_text()
     assert "Initialized" in shell.ok("list")
 

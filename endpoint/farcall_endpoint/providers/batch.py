@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from farcall_common.files import write_whole
+from farcall_common.files import make_directory, write_whole
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.transport import FLEET_VARIABLES
 
@@ -137,7 +137,7 @@ class BatchProvider:
         self._closed = False
         self._wait_s = first_poll_s
         self._poll_at = 0.0
-        script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(script_dir, mode=0o700)
         self._thread = threading.Thread(target=self._work, name="farcall-scheduler", daemon=True)
         self._thread.start()
 
