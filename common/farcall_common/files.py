@@ -50,12 +50,23 @@ def whole_file(path: Path, *, mode: int = 0o666, sync: bool = False) -> Iterator
             os.close(directory)
 
 
+def make_directory(path: Path, *, mode: int = 0o755) -> None:
+    """Make a directory if it is missing, and the missing ones above it, in which no group can write whatever the umask
+    is: with ``mkdir(parents=True)`` the mode counts for the last one only.
+
+    :raises OSError: if that is not possible.
+    """
+    for each in (*reversed(path.parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=mode if each is path else 0o755, exist_ok=True)
+
+
 def write_private(path: Path, data: bytes) -> None:
     """:func:`write_whole` with mode 0600, in a directory that is made if it is missing.
 
     :raises OSError: if that is not possible.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     write_whole(path, data, mode=0o600)
 
 

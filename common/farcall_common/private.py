@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.files import make_directory
 
 _MAX_SOCKET_PATH_BYTES: Final = 100
 """Addresses of Unix sockets end at 107 bytes on Linux, at 103 on macOS."""
@@ -46,7 +47,7 @@ def locked(path: Path) -> Iterator[None]:
 
     :raises OSError: if it cannot be created.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(path.parent)
     handle = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if sys.platform == "win32":

@@ -30,7 +30,7 @@ _KeptBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_KEPT_OUTPUT_BYTES)]
 MAX_CALLEES: Final = 1000
 
 #: The options that programs for Globus Compute put into the resource specification.
-_SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
+SPECIFIED: Final = ("num_nodes", "ranks_per_node", "num_ranks", "memory_bytes", "max_output_bytes", "keep_output")
 
 
 class AttemptOptionsDict(TypedDict, total=False):
@@ -223,12 +223,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         :raises ValueError: as :meth:`of`.
         """
         specified = self.resource_specification
-        if not specified or specified.keys().isdisjoint(_SPECIFIED):
+        if not specified or specified.keys().isdisjoint(SPECIFIED):
             return self
-        rest = {name: value for name, value in specified.items() if name not in _SPECIFIED}
+        rest = {name: value for name, value in specified.items() if name not in SPECIFIED}
         found = {
             name: specified[name]
-            for name in _SPECIFIED
+            for name in SPECIFIED
             if specified.get(name) is not None and getattr(self, name) in (None, False)
         }
         return self.changed(resource_specification=rest or None, **found)
@@ -236,7 +236,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     def untranslatable(self) -> tuple[str, object] | None:
         """Name and value of an option that is still in the resource specification, because its value is invalid."""
         specified = self.resource_specification
-        return next(((name, specified[name]) for name in _SPECIFIED if name in specified), None) if specified else None
+        return next(((name, specified[name]) for name in SPECIFIED if name in specified), None) if specified else None
+
+    def unknown_resource(self) -> str | None:
+        """Name of something in the resource specification that is no option."""
+        specified = self.resource_specification or {}
+        return next((name for name, value in specified.items() if name not in SPECIFIED and value is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """The options as the body of a submit has them: those that are set, and always those that every task has."""

@@ -32,6 +32,7 @@ from farcall_common.exit_codes import (
     exit_status,
     raise_on_sigterm,
 )
+from farcall_common.files import write_whole
 from farcall_common.plain_text import plain
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
@@ -47,6 +48,7 @@ from farcall_endpoint.config import (
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.staging.settings import GlobusSettings
+from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -80,6 +82,7 @@ class _Options:
 
 def main() -> None:
     """The console script."""
+    open_missing_streams()
     raise_on_sigterm()
     app()
 
@@ -470,7 +473,7 @@ def _configure_from(
         settings[field.strip()] = value.strip()
     text = template.fill(settings)
     directory.create()
-    directory.config_file.write_text(text, encoding="utf-8")
+    write_whole(directory.config_file, text.encode(), mode=0o600)
     if review := template.to_review(settings):
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
 

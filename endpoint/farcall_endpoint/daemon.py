@@ -34,6 +34,7 @@ STOP_MARGIN_S = 15.0
 """Seconds for an orderly shutdown, in addition to the grace of running tasks."""
 
 _WAKING_S = 120.0
+_START_POLL_S = 0.2
 _IN_FORCE = "The request stays in force; --count 0 ends it."
 _PREWARM_POLL_S = 0.2
 
@@ -97,10 +98,12 @@ def start_detached(
 ) -> int:
     """Start an agent that outlives this process, and wait until it is connected; its process id.
 
-    A forwarder that must be woken gets two more minutes, and ``echo`` receives the reason.
+    A forwarder that must be woken gets two more minutes, and ``echo`` receives the reason. When the wait is
+    interrupted, the agent is stopped.
 
+    :param timeout_s: for the connection, from when the agent has started up; see :func:`wait_for_start`.
     :raises StartFailed: if it ended; with its error.
-    :raises Unavailable: if it did not connect in time; it is stopped then, as when the wait is interrupted.
+    :raises Unavailable: if it is not connected in time; it goes on.
     """
     readable, writable = os.pipe()
     options = ["--ready-fd", str(writable), *(["--debug"] if debug else [])]
@@ -117,28 +120,66 @@ def start_detached(
         )
         os.close(writable)
         try:
-            waiting, _, _ = select.select([ready], [], [], timeout_s)
-            if not waiting and ForwarderWaking.code in _connection_problem(directory):
+            has_reported = wait_for_start(
+                ready, process.pid, is_up=lambda: _is_agent(directory, process.pid), timeout_s=timeout_s
+            )
+            if not has_reported and ForwarderWaking.code in _connection_problem(directory):
                 echo(_connection_problem(directory))
                 timeout_s += _WAKING_S
-                waiting, _, _ = select.select([ready], [], [], _WAKING_S)
-            line = ready.readline() if waiting else b""
+                has_reported = bool(select.select([ready], [], [], _WAKING_S)[0])
+            line = ready.readline() if has_reported else b""
         except KeyboardInterrupt:  # no caller would know of it
             _terminate(process)
             raise
     if line and json.loads(line).get("connected"):
         return process.pid
-    if not waiting:
-        problem = _connection_problem(directory)
-        _terminate(process)
+    if not has_reported:
+        name = directory.name
         raise Unavailable(
-            f"The endpoint was not connected within {timeout_s:g} s: {problem}",
-            hint=f"It was stopped; see {directory.log_file}.",
+            f"The endpoint is not connected after {timeout_s:g} s: {_connection_problem(directory)}",
+            hint=f"Its process {process.pid} runs on and keeps trying: `farcall-endpoint status {name}` shows it, "
+            f"`farcall-endpoint stop {name}` ends it, and --timeout waits longer. Its log is {directory.log_file}.",
         )
     code = process.wait()
     failed = StartFailed(str(json.loads(line)["error"]) if line else _last_output(directory, offset))
     failed.exit_code = code or INTERNAL
     raise failed
+
+
+def wait_for_start(ready: BinaryIO, pid: int, *, is_up: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until an agent reports, or has ended; whether it has.
+
+    A busy machine may take minutes to load an agent. So the time runs from when the agent is up; until then, the wait
+    goes on as long as the process uses the CPU.
+
+    :param ready: readable when the agent reports or has ended.
+    :param is_up: whether the agent has started up.
+    """
+    was_up, used_s = False, 0.0
+    ends_at = time.monotonic() + timeout_s
+    while not select.select([ready], [], [], max(0.0, min(_START_POLL_S, ends_at - time.monotonic())))[0]:
+        if not was_up and is_up():
+            was_up, ends_at = True, time.monotonic() + timeout_s
+        if time.monotonic() < ends_at:
+            continue
+        before_s, used_s = used_s, _cpu_time_s(pid)
+        if was_up or used_s <= before_s:
+            return False
+        ends_at = time.monotonic() + timeout_s
+    return True
+
+
+def _cpu_time_s(pid: int) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _is_agent(directory: EndpointDirectory, pid: int) -> bool:
+    """Whether this process is the agent of the endpoint by now."""
+    agent = directory.read_agent()
+    return agent is not None and agent.pid == pid
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

@@ -38,10 +38,12 @@ import datetime as dt
 import errno
 import fcntl
 import json
+import logging
 import math
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,12 +54,14 @@ import psutil
 
 from farcall_common.credentials import Credentials, from_environment, read_settings
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError
-from farcall_common.files import write_whole
+from farcall_common.files import make_directory, write_whole
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.transport import CurveKeys, new_curve_keys
 
 if TYPE_CHECKING:
     from farcall_common.sealing import SealingSecrets
+
+_logger = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _START_TOLERANCE_S: Final = 2.0
@@ -180,8 +184,9 @@ class EndpointDirectory:
                 f"The endpoint {self.name} is already configured.", hint=f"Edit {self.config_file}, or delete it first."
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(self.path, mode=0o700)
             self.path.chmod(0o700)
+            self.close_to_others()
             keys = new_curve_keys()
             _write(self.path / "curve.public", keys.public)
             _write(self.path / "curve.secret", keys.secret)
@@ -203,6 +208,21 @@ class EndpointDirectory:
                 f"{self.path} cannot be written to.",
                 hint="Its file system is read only, or the directory is not yours; set FARCALL_HOME to another place.",
             )
+
+    def close_to_others(self) -> None:
+        """Take the right to write in the endpoint's directory, and in those above it up to Farcall's, from other users:
+        they could put another configuration in place of the endpoint's. Directories of other owners stay as they are.
+        """
+        for each in (self.path, self.path.parent, self.path.parent.parent):
+            state = each.stat()
+            if not state.st_mode & 0o022 or state.st_mode & stat.S_ISVTX:
+                continue
+            try:
+                each.chmod(stat.S_IMODE(state.st_mode) & ~0o022)
+            except OSError:  # it belongs to another user
+                _logger.warning("Other users can write in %s, and replace the files of this endpoint", each)
+            else:
+                _logger.warning("Other users could write in %s; its mode is changed", each)
 
     def read_keys(self) -> CurveKeys:
         """The endpoint's key pair.

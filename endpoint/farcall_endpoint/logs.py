@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final, Literal
 
+from farcall_common.files import make_directory
 from farcall_common.plain_text import plain
 
 LogFormat = Literal["text", "json"]
@@ -86,7 +87,7 @@ def set_up_logging(
 
 def manager_log_file(directory: Path) -> Path:
     """The log file of this manager process. Old files of other managers are removed."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory, mode=0o700)
     _remove_old(directory, now=time.time())
     return directory / f"manager-{re.sub(r'[^A-Za-z0-9.-]', '_', socket.gethostname())}-{os.getpid()}.log"
 

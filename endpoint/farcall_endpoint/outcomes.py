@@ -13,8 +13,10 @@ from farcall_common.errors import (
     NodesUnavailable,
     ResultTooLarge,
     SealedCallRefused,
+    did_you_mean,
 )
 from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.task_options import SPECIFIED
 
 _MIB = 2**20
 
@@ -178,6 +180,20 @@ limit_invalid = Outcome(
     "The resource specification gives {} as {!r}.",
     "It must be a whole number above 0.",
 )
+_resource_unknown = Outcome(
+    "LIMIT_INVALID",
+    Fault.CALLER,
+    "The resource specification asks for {!r}, which this endpoint does not know.",
+    f"Expected: {', '.join(SPECIFIED)}. For GPUs and other accelerators, submit to an endpoint that has them.",
+)
+
+
+def resource_unknown(name: str) -> ErrorRecord:
+    """The resource specification has a name that is no option."""
+    record, alike = _resource_unknown(name), did_you_mean(name, SPECIFIED)
+    return dataclasses.replace(record, hint=f"{alike} {record.hint}") if alike else record
+
+
 walltime_too_long = Outcome(
     "LIMIT_INVALID",
     Fault.CALLER,

@@ -90,6 +90,7 @@ def bind_to_network(
     socket.curve_secretkey = keys.agent.secret.encode()
     socket.curve_publickey = keys.agent.public.encode()
     socket.curve_server = True
+    socket.ipv6 = True  # and IPv4
     first, last = ports or _EPHEMERAL_PORTS
     try:
         return socket.bind_to_random_port("tcp://*", min_port=first, max_port=last + 1), authenticator
@@ -133,8 +134,15 @@ def agent_socket(
         socket.curve_publickey = keys.public.encode()
         socket.curve_secretkey = keys.secret.encode()
         socket.curve_serverkey = server_key.encode()
+    socket.ipv6 = "[" in address
     socket.connect(address)
     return socket
+
+
+def tcp_address(host: str, port: int) -> str:
+    """``tcp://host:port``, with the brackets that an IPv6 address needs; they may be given."""
+    host = host.strip("[]")
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Frame], *, flags: int = 0) -> None:
@@ -225,7 +233,8 @@ def connect_to_agent(addresses: Sequence[str], *, manager_id: str, environ: Muta
 
 def find_reachable(addresses: Sequence[str], *, timeout_s: float = 30.0) -> str:
     """The first address (``tcp://host:port``) that accepts a connection; a single address of another kind is returned
-    unchecked. A login node has several addresses, and not all are reachable from compute nodes.
+    unchecked. A login node has several addresses, and not all are reachable from compute nodes. A name that was reached
+    by IPv6 is replaced by that address, because ZeroMQ uses one of the two families.
 
     :raises Unavailable: if none does within ``timeout_s``; lists all of them with the reasons.
     """
@@ -235,17 +244,20 @@ def find_reachable(addresses: Sequence[str], *, timeout_s: float = 30.0) -> str:
     while True:
         reasons = []
         for address in addresses:
-            parts = urlsplit(address)
             began = time.monotonic()
             try:
-                socket.create_connection((parts.hostname or "", parts.port or 0), timeout=_CONNECT_TIMEOUT_S).close()
-            except OSError as error:
+                parts = urlsplit(address)
+                where = (parts.hostname or "", parts.port or 0)
+                with socket.create_connection(where, timeout=_CONNECT_TIMEOUT_S) as connection:
+                    reached, family = connection.getpeername()[0], connection.family
+            except (OSError, ValueError) as error:
                 reasons.append(f"{address} ({error})")
                 left_s = deadline - time.monotonic()
                 # Back off: the agent may be busy with many managers at once.
                 time.sleep(max(0.0, min(1.0 - (time.monotonic() - began), left_s)))
             else:
-                return address
+                is_name = family is socket.AF_INET6 and "[" not in address
+                return tcp_address(reached, where[1]) if is_name else address
         if time.monotonic() >= deadline:
             raise Unavailable(
                 f"This node ({socket.gethostname()}) cannot reach the agent at {', '.join(reasons)}.",

@@ -108,6 +108,27 @@ def test_a_defect_ends_blocks_with_its_reason_and_their_jobs_with_them(
     wait_until(has(another, Phase.RUNNING))
 
 
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", True),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", True),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", False),
+        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", False),
+        ("LIM is down; try later", False),
+        ("qsub: cannot connect to server pbs (errno=111)", False),
+    ],
+)
+def test_a_refusal_differs_from_a_scheduler_that_does_not_answer(
+    scheduler: Moody, start: Callable[[str], BatchBlock], words: str, refused: bool
+) -> None:
+    scheduler.refusals["submit"] = [SchedulerError(words)]
+    block = start("block-1")
+    wait_until(has(block, Phase.ENDED))
+    assert words in block.status().text
+    assert block.status().refused is refused
+
+
 def test_a_refused_cancel_is_retried(scheduler: Moody, start: Callable[[str], BatchBlock]) -> None:
     block = start("block-1")
     wait_until(has(block, Phase.RUNNING))

@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from farcall_common.errors import ForwarderWaking
+from farcall_endpoint.daemon import wait_for_start
 from farcall_endpoint.directory import EndpointDirectory
 from tests.support.endpoint import FakeCloud, wait_gone
 from tests.support.endpoint.endpoint_command import PROGRAM, EndpointCommand
@@ -69,6 +71,7 @@ def test_endpoint_lifecycle(shell: Shell) -> None:
     assert "Configured default" in shell.ok("configure", "--display-name", "My laptop", "--max-workers", "1")
     secret = shell.directory().path / "curve.secret"
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(shell.directory().config_file.stat().st_mode) == 0o600
     assert "display_name: My laptop" in shell.directory().config_file.read_text()
     assert "Initialized" in shell.ok("list")
 
@@ -189,14 +192,41 @@ def test_a_start_that_fails_says_why(shell: Shell) -> None:
     assert shell.directory().read_agent() is None
 
 
-def test_a_start_that_cannot_connect_in_time_leaves_nothing(shell: Shell) -> None:
+def test_an_endpoint_that_cannot_connect_in_time_keeps_trying(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.offline()
-    late = shell.run("start", "--detach", "--timeout", "8")
+    late = shell.run("start", "--detach", "--timeout", "2")
     assert late.returncode == os.EX_UNAVAILABLE
-    assert "NO_FORWARDER" in late.stderr
-    assert shell.directory().read_agent() is None
-    assert "Stopped" in shell.ok("list")
+    assert f"process {shell.pid()} runs on" in late.stderr
+    assert "--timeout" in late.stderr
+    wait_until(lambda: "NO_FORWARDER" in shell.ok("list"))
+    shell.cloud.online()
+    wait_until(lambda: "Running" in shell.ok("list"))
+    psutil.Process(shell.pid()).send_signal(signal.SIGHUP)
+    wait_until(lambda: "Stopped" in shell.ok("list"))
+
+
+def test_an_agent_that_still_loads_is_waited_for() -> None:
+    readable, writable = os.pipe()
+    loads = "import os, sys, time\nwhile time.process_time() < 3: pass\nos.write(int(sys.argv[1]), b'x')"
+    with os.fdopen(readable, "rb") as ready:
+        process = subprocess.Popen([sys.executable, "-c", loads, str(writable)], pass_fds=(writable,))
+        os.close(writable)
+        assert wait_for_start(ready, process.pid, is_up=lambda: False, timeout_s=1.0)
+        process.wait()
+    readable, writable = os.pipe()
+    with os.fdopen(readable, "rb") as ready, subprocess.Popen(["sleep", f"{WAIT_S:g}"], pass_fds=(writable,)) as stuck:
+        os.close(writable)
+        assert not wait_for_start(ready, stuck.pid, is_up=lambda: False, timeout_s=0.5)
+        stuck.kill()
+
+
+def test_a_start_without_standard_streams_returns(shell: Shell) -> None:
+    shell.ok("configure", "--max-workers", "1")
+    command = ["sh", "-c", 'exec "$0" start --detach <&- >&- 2>&-', PROGRAM]
+    subprocess.run(command, env=shell.environment, check=True, timeout=WAIT_S)
+    assert "Running" in shell.ok("list")
+    assert shell.cloud.end(shell.cloud.submit(abs, -5)).value == 5
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])

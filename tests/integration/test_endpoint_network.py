@@ -39,6 +39,7 @@ from farcall_endpoint.transport import (
     new_curve_keys,
     receive_frames,
     send_frames,
+    tcp_address,
 )
 from tests.support.endpoint import FakeAgent
 from tests.waiting import WAIT_S, wait_until
@@ -126,6 +127,27 @@ def test_the_first_address_that_takes_a_connection_is_used() -> None:
         guard.stop()
     with pytest.raises(Unavailable, match=r"cannot reach the agent at tcp://127.0.0.1:9 .*refused.*engine.address"):
         find_reachable([nowhere], timeout_s=0.0)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_manager_reaches_an_ipv6_address(host: str) -> None:
+    keys = FleetKeys(new_curve_keys(), new_curve_keys())
+    with zmq.Context() as context:
+        fleet = fleet_socket(context)
+        port, guard = bind_to_network(fleet, keys=keys)
+        address = find_reachable([tcp_address("login1:22", port), tcp_address(host, port)])
+        assert address == f"tcp://[::1]:{port}"
+        manager = agent_socket(
+            context, address=address, manager_id="m", server_key=keys.agent.public, keys=keys.managers
+        )
+        try:
+            manager.send(b"hello")
+            assert fleet.poll(60_000)
+        finally:
+            manager.close()
+            fleet.close()
+            guard.stop()
 
 
 # -- a manager that finds a gap ----------------------------------------------------------------------------------------
@@ -227,6 +249,7 @@ def one_block_fleet(
             first_blocks=1,
             slots_per_block=1,
             max_failures=3,
+            failure_period_s=0.0,
             backoff_s=0.1,
             new_block_id=lambda: f"b{next(numbers)}",
         ),

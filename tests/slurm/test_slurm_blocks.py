@@ -92,7 +92,9 @@ def test_a_node_that_goes_down(cluster: SlurmCluster) -> None:
 
 
 def test_the_message_of_the_scheduler_reaches_the_submitter(cluster: SlurmCluster) -> None:
-    with engine_of(provider={"max_blocks": 1, "partition": "nowhere"}, max_block_failures=1) as engine:
+    with engine_of(
+        provider={"max_blocks": 1, "partition": "nowhere"}, max_block_failures=1, block_failure_period_s=0
+    ) as engine:
         with pytest.raises(NodesUnavailable, match="invalid partition"):
             engine.submit(where, 0).result(WAIT_S)
         with pytest.raises(NodesUnavailable):
@@ -102,13 +104,16 @@ def test_the_message_of_the_scheduler_reaches_the_submitter(cluster: SlurmCluste
 
 def test_jobs_that_fail_before_their_manager_are_not_resubmitted_for_ever(cluster: SlurmCluster) -> None:
     init = "echo 'module: no such module: nirvana' >&2; exit 3"
-    with engine_of(provider={"max_blocks": 1, "worker_init": init}, max_block_failures=2) as engine:
+    with engine_of(
+        provider={"max_blocks": 1, "worker_init": init}, max_block_failures=2, block_failure_period_s=0
+    ) as engine:
         with pytest.raises(NodesUnavailable, match="no such module: nirvana"):
             engine.submit(where, 0).result(WAIT_S)
         submitted = len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines())
         with pytest.raises(NodesUnavailable):
             engine.submit(where, 0).result(WAIT_S)
-        assert len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines()) == submitted
+        seen = len(cluster.command("squeue", "-h", "--states=all", "-o", "%i %T").splitlines())
+        assert seen <= submitted + 1, "one may be tried again"
 
 
 def test_the_reason_of_a_waiting_block_is_shown(cluster: SlurmCluster) -> None:

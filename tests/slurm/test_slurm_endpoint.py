@@ -21,6 +21,7 @@ ENGINE = {
     "address": "127.0.0.1",
     "max_idletime": 600.0,
     "max_block_failures": 1,
+    "block_failure_period": 0.0,
     "provider": {
         "type": "SlurmProvider",
         "exclusive": False,

@@ -45,7 +45,7 @@ def test_a_node_has_as_many_workers_as_its_job_has_resources(
 
 def test_a_too_small_node_is_reported(cluster: SlurmCluster) -> None:
     with (
-        engine_of(cores=1, cores_per_worker=2, max_block_failures=1) as engine,
+        engine_of(cores=1, cores_per_worker=2, max_block_failures=1, block_failure_period_s=0) as engine,
         pytest.raises(NodesUnavailable, match=r"2 cores .* provides 1: not even one worker fits"),
     ):
         engine.submit(os.getpid).result(WAIT_S)

@@ -24,7 +24,7 @@ from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgre
 from farcall_endpoint.manager.launcher import FreshProcessLauncher
 from farcall_endpoint.manager.slots import Slot
 from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess, Workplace
-from farcall_endpoint.worker.channel import Begun, Done, Order, Ready, Run
+from farcall_endpoint.worker.channel import Begun, Done, NewModules, Order, Ready, Run
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import wait_until
 
@@ -42,6 +42,7 @@ class Node:
     events: list[Event] = dataclasses.field(default_factory=list)
     workers: list[WorkerProcess] = dataclasses.field(default_factory=list)
     begun: Begun | None = None
+    modules: list[str] = dataclasses.field(default_factory=list)  # that workers reported
 
     @property
     def cache(self) -> Path:
@@ -166,6 +167,7 @@ class Node:
         packet = self.packet(worker)
         while not isinstance(packet, tuple):
             self.begun = packet if isinstance(packet, Begun) else self.begun
+            self.modules += packet.names if isinstance(packet, NewModules) else ()
             packet = self.packet(worker)
         return packet
 

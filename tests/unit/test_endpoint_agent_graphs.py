@@ -206,6 +206,7 @@ STAGE_OPTIONS: Mapping[str, tuple[TaskOptions, dict[str, Any], str]] = {
     ),
     "walltime": (TaskOptions(walltime_s=101.0), {"block_s": 100.0}, "LIMIT_INVALID"),
     "limit": (TaskOptions(resource_specification={"num_ranks": 0}), {}, "LIMIT_INVALID"),
+    "unknown resource": (TaskOptions(resource_specification={"gpus": 2}), {}, "LIMIT_INVALID"),
     "callees": (TaskOptions(callees=CALLEES[:1]), {}, "GRAPH_INVALID"),
 }
 

@@ -23,7 +23,9 @@ def scaling(**changes: float) -> SimpleScaling:
 class Site:
     """Blocks, a clock, and what was asked for so far."""
 
-    def __init__(self, *, first: int = 0, max_failures: int = 3, **policy: float) -> None:
+    def __init__(
+        self, *, first: int = 0, max_failures: int = 3, failure_period_s: float = 0.0, **policy: float
+    ) -> None:
         numbers = itertools.count(1)
         self.now = 1000.0
         self.blocks = Blocks(
@@ -31,6 +33,7 @@ class Site:
             first_blocks=first,
             slots_per_block=SLOTS,
             max_failures=max_failures,
+            failure_period_s=failure_period_s,
             backoff_s=1.0,
             new_block_id=lambda: f"b{next(numbers)}",
         )
@@ -38,6 +41,13 @@ class Site:
     def decide(self, *, tasks: int = 0, busy: Collection[str] = (), after_s: float = 0.0) -> Orders:
         self.now += after_s
         return self.blocks.decide(tasks=tasks, busy=busy, now=self.now)
+
+    def next_try(self) -> tuple[str, float]:
+        """Wait until a block is started for a task: its id, and the seconds until then."""
+        began = self.now
+        while not (started := self.decide(tasks=1).start):
+            self.now += 0.5
+        return started[0], self.now - began
 
     def join(self, block_id: str, *, slots: int = SLOTS, manager_id: str = "m") -> None:
         self.blocks.joined(block_id, f"{block_id}-{manager_id}", slots=slots, now=self.now)
@@ -214,40 +224,59 @@ def test_a_lost_block_is_replaced_at_once_but_not_in_a_hot_loop() -> None:
 # -- the circuit breaker -----------------------------------------------------------------------------------------------
 
 
-def test_consecutive_failures_open_the_breaker_with_the_last_error() -> None:
-    site = Site(max_failures=3, max_blocks=1)
-    for number, pause_s in ((1, 1.0), (2, 2.0)):
-        assert site.decide(tasks=1).start == (f"b{number}",)
-        site.end(f"b{number}", "sbatch: error: invalid account")
-        assert site.blocks.refusal == ""
-        assert "invalid account" in site.blocks.problem
-        assert site.decide(tasks=1, after_s=pause_s - 0.1).start == ()
-        site.now += 0.2
-    site.decide(tasks=1)
-    site.end("b3", "sbatch: error: invalid account")
+def test_failures_in_a_row_open_the_breaker_when_they_span_the_period() -> None:
+    site = Site(max_failures=3, failure_period_s=3600.0, max_blocks=1)
+    began, waits = site.now, list[float]()
+    while not site.blocks.refusal:
+        assert bool(site.blocks.blocked) is (len(waits) >= 3), "tasks wait, and blocks are tried"
+        block_id, waited_s = site.next_try()
+        waits.append(waited_s)
+        site.end(block_id, "killed by signal 9")
+        assert "signal 9" in site.blocks.problem
+    assert site.now - began == pytest.approx(3600.0, abs=61.0)
+    assert waits[:9] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert f"{len(waits)} blocks in a row ended before they brought a manager" in site.blocks.refusal
+
+
+@pytest.mark.parametrize(("answers", "period_s"), [([True], 300.0), ([False], 3600.0), ([True, False], 3600.0)])
+def test_refusals_of_the_scheduler_open_the_breaker_sooner(answers: list[bool], period_s: float) -> None:
+    site = Site(max_failures=3, failure_period_s=3600.0, max_blocks=1)
+    began, refused = site.now, itertools.cycle(answers)
+    while not site.blocks.refusal:
+        block_id, _ = site.next_try()
+        site.blocks.ended(block_id, "sbatch: error: invalid account", now=site.now, refused=next(refused))
+    assert site.now - began == pytest.approx(period_s, abs=61.0)
     assert "invalid account" in site.blocks.refusal
-    assert site.decide(tasks=9, after_s=30.0).start == ()
-    assert site.blocks.refusal
 
 
-def test_after_the_pause_one_block_is_tried_and_the_next_pause_is_longer() -> None:
-    site = Site(max_failures=1)
+def test_time_without_demand_is_no_time_of_failures() -> None:
+    site = Site(max_failures=3, failure_period_s=300.0, max_blocks=1)
+    for number in (1, 2, 3):
+        site.decide(tasks=1)
+        site.end(f"b{number}")
+        site.decide(tasks=0, after_s=1000.0)
+    assert site.blocks.refusal == ""
+    assert site.blocks.blocked
+
+
+def test_after_a_pause_one_block_is_tried_and_tasks_wait_for_it() -> None:
+    site = Site(max_failures=1, failure_period_s=0.0)
     site.decide(tasks=1)
     site.end("b1")
-    assert site.decide(after_s=59.0).start == ()
-    assert site.decide(tasks=100, after_s=2.0).start == ("b2",)
-    assert site.blocks.refusal == ""
+    assert site.blocks.refusal
+    assert site.decide(tasks=100, after_s=0.9).start == ()
+    assert site.decide(tasks=100, after_s=0.2).start == ("b2",)
+    assert (site.blocks.refusal, bool(site.blocks.blocked)) == ("", True)
     site.end("b2")
     assert site.blocks.refusal
-    assert site.decide(tasks=100, after_s=100.0).start == ()
-    assert site.decide(tasks=100, after_s=21.0).start == ("b3",)
+    assert site.decide(tasks=100, after_s=2.1).start == ("b3",)
     site.join("b3")
-    assert site.blocks.problem == ""
+    assert (site.blocks.problem, site.blocks.blocked) == ("", "")
     assert len(site.decide(tasks=100).start) == 4
 
 
 def test_blocks_whose_managers_start_no_worker_open_the_breaker_too() -> None:
-    site = Site(max_failures=2, max_blocks=1)
+    site = Site(max_failures=2, failure_period_s=0.0, max_blocks=1)
     for number in (1, 2):
         assert site.decide(tasks=1, after_s=5.0).start == (f"b{number}",)
         site.blocks.joined(f"b{number}", f"m{number}", slots=SLOTS, now=site.now)
@@ -255,7 +284,7 @@ def test_blocks_whose_managers_start_no_worker_open_the_breaker_too() -> None:
         site.end(f"b{number}", "no space left on device")
     assert "could not start workers" in site.blocks.refusal
     assert "no space left on device" in site.blocks.refusal
-    assert site.decide(tasks=1, after_s=5.0).start == ()
+    assert site.decide(tasks=1, after_s=1.0).start == ()
     assert site.decide(tasks=1, after_s=60.0).start == ("b3",)
     site.join("b3")
     assert site.blocks.problem == ""

@@ -209,7 +209,7 @@ def test_a_call_that_waits_runs_elsewhere_and_its_value_comes_back() -> None:
     assert (site.begin("home"), site.begin("other")) == ("g/1.0", "g/1.1")
     assert site.managers.members["other"].guests == 1
     assert site.managers.members["other"].load.free == 0
-    assert site.managers.busy == ["other"]
+    assert site.managers.busy(0) == ["other"]
     order = site.other.workers[0].running
     assert order is not None
     assert order.call is not None

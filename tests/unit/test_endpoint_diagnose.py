@@ -18,7 +18,7 @@ from farcall_common.event_log import EventLog, read_events
 from farcall_endpoint.agent.connection import ApiAnswered, ConnectionLost, Event, for_log
 from farcall_endpoint.config import Config, read_config, write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
-from farcall_endpoint.diagnose.environments import environments, findings
+from farcall_endpoint.diagnose.environments import environments, findings, read_tried
 from farcall_endpoint.diagnose.network import check_port, last_address
 from farcall_endpoint.directory import EndpointDirectory
 from tests.support.packages import make_wheel
@@ -327,6 +327,17 @@ def test_what_does_not_work_is_reported_in_words_of_its_program() -> None:
     assert found["environments: docker: no daemon"] is None
     assert found["environments whose programs are not installed: shifter"] is None
     assert found["container_type: podman does not work on this machine: podman: no newuidmap"] is False
+
+
+def test_environments_that_are_not_tried_in_time_are_one_line_with_their_names() -> None:
+    late = read_tried(b'["venv",""]\n["docker","docker: no daemon"]\n\nno answer within 20 s')
+    found = said(technologies=late)
+    assert found["environments that work on this machine: venv"] is True
+    [line] = [text for text in found if "no answer within 20 s" in text]
+    assert line.startswith("environments that could not be tried: apptainer, ")
+    assert "docker" not in line
+    found = said(technologies=read_tried(b"no answer within 20 s"))
+    assert not any("work on this machine: none" in text for text in found)
 
 
 def test_what_is_done_instead_is_reported() -> None:

@@ -154,7 +154,9 @@ def test_refusal_contains_the_scheduler_output(
         ("7|FAILED|NonZeroExitCode", Phase.ENDED, "job 7 FAILED (NonZeroExitCode)"),
         ("7|TIMEOUT|TimeLimit", Phase.ENDED, "job 7 TIMEOUT (TimeLimit)"),
         ("7|NODE_FAIL|None", Phase.ENDED, "job 7 NODE_FAIL"),
-        ("7|SOMETHING_NEW|", Phase.ENDED, "job 7 SOMETHING_NEW"),
+        ("7|POWER_UP_NODE|None", Phase.WAITING, "job 7 POWER_UP_NODE"),
+        ("7|PREEMPTED|None", Phase.WAITING, "job 7 PREEMPTED"),
+        ("7|SOMETHING_NEW|", Phase.WAITING, "job 7 SOMETHING_NEW"),
     ],
 )
 def test_slurm_states_are_mapped(site: Path, line: str, phase: Phase, text: str) -> None:
@@ -163,6 +165,25 @@ def test_slurm_states_are_mapped(site: Path, line: str, phase: Phase, text: str)
     status = scheduler.statuses(["7"])
     assert list(status) == ["7"]
     assert (status["7"].phase, status["7"].text) == (phase, text)
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [(SlurmProviderConfig(), "sbatch"), (PBSProProviderConfig(), "qsub"), (LSFProviderConfig(), "bsub")],
+)
+def test_variables_of_another_job_do_not_reach_a_scheduler(
+    site: Path, monkeypatch: pytest.MonkeyPatch, config: ProviderConfig, command: str
+) -> None:
+    for name in ("SLURM_CPU_BIND", "SBATCH_PARTITION", "SRUN_DEBUG", "PMIX_RANK", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.setenv(name, "of another job")
+    for name in ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PBS_DEFAULT", "LSB_DEFAULTQUEUE", "MY_SLURM_ID"):
+        monkeypatch.setenv(name, "of the site")
+    scheduler = make_scheduler(config, script_dir=site)
+    write(site / "bin" / command, f"#!/bin/sh\nenv > {site}/environment; echo '{ANSWERS[command]}'\n")
+    assert scheduler.submit("true", name="block-1").startswith("4711")
+    given = (site / "environment").read_text()
+    assert "of another job" not in given
+    assert given.count("of the site") == 6
 
 
 def test_unknown_slurm_job_is_left_out(site: Path) -> None:

@@ -100,6 +100,19 @@ def test_task_longer_than_any_block_fails_at_once() -> None:
     assert error_of(core.decide(now=0.0)).code == "LIMIT_INVALID"
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("gpus", "an endpoint that has them"), ("num_node", "Did you mean 'num_nodes'")]
+)
+def test_a_resource_that_the_endpoint_does_not_know_is_refused(name: str, hint: str) -> None:
+    core = core_with(ends_at=None)
+    asks, does_not = (TaskOptions(resource_specification={name: value}) for value in (1, None))
+    core.accept(TaskSpec("a", 1, "", HASH, asks, 0), TaskSpec("b", 1, "", HASH, does_not, 0))
+    record = error_of(core.decide(now=0.0))
+    assert (record.code, record.retryable) == ("LIMIT_INVALID", False)
+    assert repr(name) in record.message
+    assert hint in record.hint
+
+
 def test_waiting_and_new_tasks_fail_without_nodes() -> None:
     core = core_with(ends_at=None)
     core.accept(spec("a"))
@@ -131,3 +144,16 @@ def test_demand_names_submitters_with_tasks() -> None:
     demand = core.demand()
     assert demand.tasks == 1
     assert len(demand.busy) == 1
+
+
+def test_a_manager_whose_first_worker_starts_is_busy_while_tasks_wait() -> None:
+    core = core_with(ends_at=None)
+    core.manager_registered("new", slots=1)
+    assert core.demand().busy == []
+    core.accept(spec("a"))
+    core.decide(now=0.0)
+    assert core.demand().busy == ["new"]
+    core.progress("new", Progress(workers=1))
+    core.decide(now=1.0)
+    core.manager_registered("second", slots=1)
+    assert core.demand().busy == ["new"], "no task waits"

@@ -15,6 +15,7 @@ from typing import Final
 import pytest
 
 from farcall_common.files import write_private, write_whole
+from farcall_endpoint.directory import EndpointDirectory
 from farcall_localstack.tier import Tier
 
 ROOT: Final = Path(__file__).parents[2]
@@ -47,6 +48,22 @@ def umask() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+def test_no_group_can_write_in_new_directories_and_no_more_in_those_of_an_endpoint(tmp_path: Path, umask: None) -> None:
+    os.umask(0o002)
+    home = tmp_path / "new" / "home"
+    write_private(home / "config.toml", b"")
+    directory = EndpointDirectory.of(home, "lab")
+    directory.create()
+    modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in (directory.path, home / "endpoints", home)}
+    assert modes == {"lab": 0o700, "endpoints": 0o755, "home": 0o755}
+    assert stat.S_IMODE(home.parent.stat().st_mode) == 0o755
+    (home / "endpoints").chmod(0o2775)
+    home.chmod(0o777)
+    directory.close_to_others()
+    assert stat.S_IMODE((home / "endpoints").stat().st_mode) == 0o2755
+    assert stat.S_IMODE(home.stat().st_mode) == 0o755
 
 
 @contextlib.contextmanager

@@ -102,6 +102,7 @@ class Agent(EngineLoop):
                 worker_port_range=None,
                 max_idletime_s=120.0,
                 max_block_failures=1,
+                block_failure_period_s=0.0,
                 qos=QosSettings(),
             )
         )

@@ -52,6 +52,7 @@ def main() -> int:
             max_bytes=config.log_max_bytes,
             backups=config.log_backups,
         )
+        directory.close_to_others()
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
         login = directory.find_login(home=options.home, environ=os.environ)

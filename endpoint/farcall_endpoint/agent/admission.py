@@ -120,8 +120,11 @@ class Admission:
             return outcomes.containers_unsupported(options.container)
         if (refused := self._environment_refusal(options.environment)) is not None:
             return refused
-        if options.resource_specification and (wrong := options.untranslatable()):
-            return outcomes.limit_invalid(*wrong)
+        if options.resource_specification:
+            if wrong := options.untranslatable():
+                return outcomes.limit_invalid(*wrong)
+            if name := options.unknown_resource():
+                return outcomes.resource_unknown(name)
         if self._block_s is not None and (options.walltime_s or 0.0) > self._block_s:
             return outcomes.walltime_too_long(options.walltime_s or 0.0, block_s=self._block_s)
         return None

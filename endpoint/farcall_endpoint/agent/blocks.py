@@ -1,10 +1,10 @@
 """Blocks: how many there should be, which to start and to return, and when to stop trying. Instants are monotonic
 seconds.
 
-A block counts as working while its managers report; the state that a scheduler gives is shown, not acted on. After
-``max_failures`` blocks in a row that ended without a single manager the *circuit breaker* opens: no block is started,
-and :attr:`Blocks.refusal` has the reason, in the scheduler's own words. After a pause one block may be tried; if that
-fails too, the next pause is twice as long.
+A block counts as working while its managers report; the state that a scheduler gives is shown, not acted on. After a
+block that ended without a worker, the next one is tried after a pause, which grows, and tasks wait. The
+*circuit breaker* opens after ``max_failures`` such blocks in a row that also span a time, because a fault that ends by
+itself should end no task: :attr:`Blocks.refusal` has the reason, in the scheduler's own words.
 
 A scaling policy is a pure class that turns numbers into a decision. In the paper's words (HPDC 2020, section 4.4): a
 monitor says how many workers are busy and how many tasks wait, and a strategy turns that into a number of blocks, as
@@ -209,9 +209,9 @@ _DRAIN_AFTER_S: Final = 60.0
 """A block works for so long before it makes room for one of another image."""
 _HASTY_S: Final = 1.0
 """A block whose managers last no longer than this is not replaced at once."""
-_MAX_BACKOFF_S: Final = 30.0
-_FIRST_PAUSE_S: Final = 60.0
-_MAX_PAUSE_S: Final = 1800.0
+_MAX_BACKOFF_S: Final = 60.0
+_REFUSED_PERIOD_S: Final = 300.0
+"""Time in which a scheduler refuses each block, after which the next one has no better chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +241,9 @@ class Blocks:
 
     :param first_blocks: to start whatever the policy says.
     :param slots_per_block: to expect of a block until one has shown how many it has.
-    :param max_failures: in a row, until the breaker opens.
+    :param max_failures: in a row, until the endpoint is blocked, and the least until the breaker opens.
+    :param failure_period_s: seconds that failures in a row span at least when the breaker opens; if the scheduler has
+        refused all of these blocks, 300 s are enough. Time in which no block was wanted does not count.
     :param backoff_s: pause after the first failure in a row; it doubles with each.
     :param new_block_id: makes ids.
     """
@@ -253,6 +255,7 @@ class Blocks:
         first_blocks: int,
         slots_per_block: int,
         max_failures: int,
+        failure_period_s: float,
         backoff_s: float,
         new_block_id: Callable[[], str],
     ) -> None:
@@ -261,22 +264,22 @@ class Blocks:
         self._slots_per_block = slots_per_block
         self._max_failures = max_failures
         self._backoff = Backoff(first_s=backoff_s, most_s=_MAX_BACKOFF_S)
-        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
+        self._failure_period_s = failure_period_s
+        self._refused_period_s = min(failure_period_s, _REFUSED_PERIOD_S)
+        self._failing_since: float | None = None  # when the first of the blocks in a row failed
+        self._refused_since: float | None = None
         self._new_block_id = new_block_id
         self._blocks: dict[str, _Block] = {}
         self._not_before = 0.0
-        self._refusal = ""
-        self._last_words = ""
+        #: Why no block can be had: waiting tasks should fail with this. Empty while they should wait.
+        self.refusal = ""
+        #: Why the last block failed, until a block works again.
+        self.problem = ""
 
     @property
-    def refusal(self) -> str:
-        """Why no block can be had: waiting tasks should fail with this. Empty while blocks may be started."""
-        return self._refusal
-
-    @property
-    def problem(self) -> str:
-        """The last failure, until a block works again."""
-        return self._refusal or self._last_words
+    def blocked(self) -> str:
+        """Why several blocks in a row failed, until a block works again; empty if they did not."""
+        return self.problem if self._backoff.failures >= self._max_failures else ""
 
     def joined(self, block_id: str, manager_id: str, *, slots: int, now: float) -> None:
         """A manager of a block is there; whether it can start workers is not known yet."""
@@ -291,8 +294,8 @@ class Blocks:
         if block is not None and not block.working:
             block.working = True
             self._backoff.reset()
-            self._pause.reset()
-            self._refusal = self._last_words = ""
+            self._failing_since = self._refused_since = None
+            self.refusal = self.problem = ""
 
     def failed(self, block_id: str) -> None:
         """A manager of a block could not start workers."""
@@ -304,24 +307,38 @@ class Blocks:
         if block is not None:
             block.slots.pop(manager_id, None)
 
-    def ended(self, block_id: str, reason: str, *, now: float) -> None:
-        """A block is over, or could not be started."""
+    def ended(self, block_id: str, reason: str, *, now: float, refused: bool = False) -> bool:
+        """A block is over, or could not be started; whether it failed.
+
+        :param refused: whether the scheduler has answered that it does not take the block.
+        """
         block = self._blocks.pop(block_id, None)
         if block is None or block.released:
-            return
+            return False
         if block.joined_at is not None and (block.working or not block.failed):
             hasty = now - block.joined_at < _HASTY_S
             self._not_before = max(self._not_before, now + self._backoff.first_s if hasty else now)
-            return
-        wait_s, failures = self._backoff.next_s(), self._backoff.failures
-        what = "could not start workers" if block.failed else "ended before it brought a manager"
-        self._last_words = f"a block {what}: {reason}"
+            return False
+        self._not_before = now + self._backoff.next_s()
+        failures = self._backoff.failures
+        since = self._failing_since = now if self._failing_since is None else self._failing_since
+        self._refused_since = (now if self._refused_since is None else self._refused_since) if refused else None
+        what = "could not start workers" if block.failed else "ended before {} brought a manager"
         if failures < self._max_failures:
-            self._not_before = now + wait_s
-            return
-        self._not_before = now + self._pause.next_s()
-        what = "could not start workers" if block.failed else "ended before they brought a manager"
-        self._refusal = f"{failures} blocks in a row {what}; the last one: {reason}"
+            self.problem = f"a block {what.format('it')}: {reason}"
+            return True
+        self.problem = f"{failures} blocks in a row {what.format('they')}; the last one: {reason}"
+        is_final = self._refused_since is not None and now - self._refused_since >= self._refused_period_s
+        if is_final or now - since >= self._failure_period_s:
+            self.refusal = self.problem
+        return True
+
+    def _leave_out(self, unwanted_s: float) -> None:
+        """No block was wanted for so long: that is no time of failures."""
+        if self._failing_since is not None:
+            self._failing_since += unwanted_s
+        if self._refused_since is not None:
+            self._refused_since += unwanted_s
 
     def decide(
         self,
@@ -337,7 +354,7 @@ class Blocks:
         """What to do now.
 
         :param tasks: that wait or run.
-        :param busy: blocks that have a task, or start an environment that tasks wait for.
+        :param busy: blocks that have a task, or start their first worker or an environment that tasks wait for.
         :param images: the tasks of each image, where a block runs one.
         :param limited, prewarmed, nodes: see :class:`~farcall_endpoint.agent.demand.Demand`.
         """
@@ -366,9 +383,12 @@ class Blocks:
         scaling = self._policy.scale(Monitor(tasks, self._slots_per_block, loads, images, limited, prewarmed))
         started: tuple[str, ...] = ()
         if now >= self._not_before:
-            self._refusal = ""
+            self.refusal = ""  # tasks that arrive now wait for the block that is tried
             more = max(scaling.more, self._first_blocks - len(standing))
-            more = min(more, 1) if self._backoff.failures else more  # one to try
+            if self._failing_since is not None and more > 0:
+                more = 1  # to try
+                if all(block.slots for block in standing.values()):
+                    self._leave_out(now - self._not_before)
             started = tuple(self._new_block_id() for _ in range(more))
             self._first_blocks = 0
         of_block = dict(zip(started, scaling.images, strict=False))

@@ -233,7 +233,7 @@ class AgentCore:
         unfinished += extra.total()
         if self._image_check is None:
             if not (self._queue.waiting or self._managers.has_environments or self._default_environment):
-                return Demand(unfinished, self._managers.busy)
+                return Demand(unfinished, self._managers.busy(unfinished))
             return demand_of(unfinished, self._queue, self._managers, self._environments.by_key)
         images = collections.Counter(
             task.environment_key
@@ -245,7 +245,7 @@ class AgentCore:
         )
         images.update({key: count for key, count in extra.items() if key and self.image_of(key)})
         images[""] = unfinished - images.total()
-        return Demand(unfinished, self._managers.busy, images, prewarmed=self._prewarming.images())
+        return Demand(unfinished, self._managers.busy(unfinished), images, prewarmed=self._prewarming.images())
 
     def image_of(self, key: str) -> str:
         """The image of an environment's pods; empty if it has none."""

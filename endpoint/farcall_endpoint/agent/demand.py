@@ -36,7 +36,7 @@ class NodeLoad:
 class Demand:
     """Tasks that wait or run, without those that wait for a first worker to start.
 
-    :param busy: ids of managers that have tasks, or start an environment that tasks wait for.
+    :param busy: ids of managers that have tasks, or start their first worker or an environment that tasks wait for.
     :param images: the tasks by the key of their environment, where a block runs the image of one; empty: the
         endpoint's own. None where it runs all.
     :param limited: of ``tasks``, those of environments that some node cannot run, by key.
@@ -83,7 +83,7 @@ def demand_of(
         )
         for manager_id, member in members.items()
     }
-    busy = {*managers.busy, *(manager_id for started in starting.values() for manager_id in started)}
+    busy = {*managers.busy(unfinished), *(manager_id for started in starting.values() for manager_id in started)}
     uncounted = sum(waiting[key] for key, started in starting.items() if started)
     return Demand(max(0, unfinished - uncounted), busy, limited=limited, nodes=nodes)
 

@@ -23,7 +23,7 @@ from farcall_endpoint.graphs.values import read
 from farcall_endpoint.liveness import LivenessTimer
 from farcall_endpoint.payers import Payers
 from farcall_endpoint.protocol import Limits
-from farcall_endpoint.providers import Block, Phase, Provider
+from farcall_endpoint.providers import Block, BlockStatus, Phase, Provider
 from farcall_endpoint.shared_memory import Bytes, Frame
 
 _logger = logging.getLogger(__name__)
@@ -242,6 +242,11 @@ class Fleet:
         return "" if self._managers else self._blocks.refusal
 
     @property
+    def blocked(self) -> str:
+        """Why there is no manager after several tries, if so; tasks may wait or fail."""
+        return "" if self._managers else self._blocks.blocked
+
+    @property
     def problem(self) -> str:
         """The problem of the blocks, or why they wait; empty while there are managers or nothing is known."""
         if self._managers:
@@ -296,7 +301,7 @@ class Fleet:
         """Read the status of a block."""
         status = block.handle.status()
         if status.phase is Phase.ENDED:
-            self._reap(block_id, block, block.end_reason or status.text, now)
+            self._reap(block_id, block, status, now)
         elif block.kill_at is not None:
             if now >= block.kill_at:
                 block.handle.kill()
@@ -307,8 +312,9 @@ class Fleet:
                 block.end_reason = f"it ran for {_JOIN_LIMIT_S:g} s, and none of its managers reached the agent"
                 block.kill_at = now
 
-    def _reap(self, block_id: str, block: _Block, reason: str, now: float) -> None:
+    def _reap(self, block_id: str, block: _Block, status: BlockStatus, now: float) -> None:
         """A block has ended; its managers have when they are silent too."""
+        reason = block.end_reason or status.text
         if block.ended_at is None:
             block.ended_at = now
         for manager_id in list(block.managers):
@@ -318,12 +324,16 @@ class Fleet:
             if block.handle.pipe is not None:
                 self._look_at = min(self._look_at, now + _LAST_MESSAGES_S)
         else:
-            self._blocks.ended(block_id, reason, now=now)
+            self._block_ended(block_id, reason, now, refused=status.refused)
             if block.handle.pipe is not None:  # the poller has not reported its end yet, if the block has just ended
                 self._links.detach(block.handle.pipe)
             block.handle.close()
             del self._here[block_id]
             self._tick_at = now
+
+    def _block_ended(self, block_id: str, reason: str, now: float, *, refused: bool = False) -> None:
+        if self._blocks.ended(block_id, reason, now=now, refused=refused):
+            _logger.warning("%s; another one is tried, and tasks wait", self._blocks.problem)
 
     def _is_silent(self, block: _Block, manager_id: str, now: float) -> bool:
         """Whether no more messages of a manager can arrive, once its block has ended."""
@@ -373,7 +383,7 @@ class Fleet:
             )
         except OSError as error:
             _logger.exception("cannot start a block")
-            self._blocks.ended(block_id, str(error), now=now)
+            self._block_ended(block_id, str(error), now)
         else:
             self._here[block_id] = _Block(handle, now, image=image)
             if handle.pipe is not None:

@@ -116,7 +116,8 @@ def read_graph(payload: Bytes, options: TaskOptions, *, is_restricted: bool = Fa
             return of_stage(_label(number, stage), outcomes.graph_invalid("It names functions of its own to call."))
         else:
             named = own.environment
-            key = (named, own.container is not None and named is None, own.untranslatable() is not None)
+            unusable = own.untranslatable() is not None or own.unknown_resource() is not None
+            key = (named, own.container is not None and named is None, unusable)
             if key not in needs:
                 label = _label(number, stage)
                 if named is not None and (problem := named.problem()):

@@ -221,8 +221,9 @@ def run_agent(
             readable_files=readable_files(config, directory, memory),
             has_leftovers=functools.partial(has_leftovers, working_dir),
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores it
+                signal.signal(number, lambda *_: agent.stop(grace_s=config.shutdown_grace))
         _logger.info("endpoint %s (%s) starts", directory.name, endpoint_id)
         agent.run()
         _logger.info("endpoint %s has ended", directory.name)
@@ -406,6 +407,7 @@ def _fleet(
             engine.provider,
             slots=slots,
             max_failures=engine.max_block_failures,
+            failure_period_s=engine.block_failure_period,
             idle_release_s=engine.max_idletime,
         ),
         network=make_network(

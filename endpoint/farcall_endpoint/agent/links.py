@@ -21,7 +21,15 @@ from farcall_endpoint import protocol
 from farcall_endpoint.agent.connection import Address
 from farcall_endpoint.pipe import Pipe
 from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.transport import CurveKeys, FleetKeys, bind_to_network, fleet_socket, receive_frames, send_frames
+from farcall_endpoint.transport import (
+    CurveKeys,
+    FleetKeys,
+    bind_to_network,
+    fleet_socket,
+    receive_frames,
+    send_frames,
+    tcp_address,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -91,7 +99,7 @@ class Links:
             except BaseException:
                 self._socket.close(linger=0)
                 raise
-            self.options = ["--agent", ",".join(f"tcp://{name}:{port}" for name in network.addresses)]
+            self.options = ["--agent", ",".join(tcp_address(name, port) for name in network.addresses)]
             self.variables = {
                 "FARCALL_FLEET_SERVER_KEY": network.keys.agent.public,
                 "FARCALL_FLEET_PUBLIC_KEY": network.keys.managers.public,

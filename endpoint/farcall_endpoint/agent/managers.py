@@ -89,10 +89,17 @@ class Managers:
         """These get no task from now on; all others do."""
         self._draining = frozenset(manager_ids)
 
-    @property
-    def busy(self) -> Collection[str]:
-        """The ids of managers that have tasks."""
-        return [manager_id for manager_id, member in self._members.items() if member.outstanding or member.guests]
+    def busy(self, unfinished: int) -> Collection[str]:
+        """The ids of managers that have tasks. While tasks wait, also those whose first worker is starting.
+
+        :param unfinished: tasks that wait or run.
+        """
+        is_waiting = unfinished > self.outstanding
+        return [
+            manager_id
+            for manager_id, member in self._members.items()
+            if member.outstanding or member.guests or (is_waiting and not member.workers)
+        ]
 
     @property
     def problem(self) -> str:

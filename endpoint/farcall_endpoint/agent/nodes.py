@@ -68,7 +68,7 @@ def image_check(
     return check
 
 
-_LOCAL_BACKOFF_S: Final = 0.2
+_LOCAL_BACKOFF_S: Final = 1.0
 _BATCH_BACKOFF_S: Final = 5.0
 
 
@@ -105,10 +105,13 @@ def expect_workers(config: ProviderConfig, sharing: Sharing, *, environment: Map
     return sharing.guess(len(os.sched_getaffinity(0)))
 
 
-def plan_blocks(config: ProviderConfig, *, slots: int, max_failures: int, idle_release_s: float) -> Blocks:
+def plan_blocks(
+    config: ProviderConfig, *, slots: int, max_failures: int, failure_period_s: float, idle_release_s: float
+) -> Blocks:
     """When to start blocks, and when to release them.
 
     :param slots: workers to expect on each node, until one has shown how many it has.
+    :param max_failures, failure_period_s: see :class:`Blocks`.
     """
     return Blocks(
         policy=SimpleScaling(
@@ -120,6 +123,7 @@ def plan_blocks(config: ProviderConfig, *, slots: int, max_failures: int, idle_r
         first_blocks=config.first_blocks,
         slots_per_block=slots * config.nodes_per_block,
         max_failures=max_failures,
+        failure_period_s=failure_period_s,
         backoff_s=_LOCAL_BACKOFF_S if isinstance(config, LocalProviderConfig) else _BATCH_BACKOFF_S,
         new_block_id=lambda: f"block-{new_id()[:8]}",
     )

@@ -418,7 +418,7 @@ class Agent:
             **({"progress": progress} if (progress := self._core.running_progress()) else {}),
             **({"transfers": transfers} if (transfers := list(map(_about_transfer, self._core.staging()))) else {}),
             "problem": str(report.detail.get("problem", "")),
-            "blocked": self._fleet.refusal or self._core.spool_problem,
+            "blocked": self._fleet.blocked or self._core.spool_problem,
             "at": self._clock.wall(),
         }
 

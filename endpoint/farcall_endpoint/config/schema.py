@@ -223,8 +223,17 @@ class EngineConfig(Section, frozen=True, kw_only=True):
     ] = 120.0
     max_block_failures: Annotated[
         int,
-        msgspec.Meta(ge=1, le=1000, description="Failed blocks in a row after which tasks fail, too."),
+        msgspec.Meta(ge=1, le=1000, description="Failed blocks in a row before tasks fail, too."),
     ] = 3
+    block_failure_period: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=_MAX_SECONDS,
+            description="Seconds that these failures span at least; 300 s are enough if the scheduler has refused each "
+            "of these blocks. Until then tasks wait.",
+        ),
+    ] = 3600.0
     limits: Annotated[LimitsConfig, msgspec.Meta(description="Upper limits of every task.")] = LimitsConfig()
     environments: Annotated[
         EnvironmentsConfig, msgspec.Meta(description="Containers, Python prefixes and packages for tasks.")

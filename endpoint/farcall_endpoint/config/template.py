@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from farcall_common.files import write_whole
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.yaml12 import Dumper
 
@@ -65,7 +66,7 @@ def write_config(path: Path, config: Config) -> None:
         shutdown_grace=config.shutdown_grace,
         rest="\n" + _yaml(rest) if rest else "",
     )
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text.encode(), mode=0o600)
 
 
 def _changed(section: msgspec.Struct) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from farcall_endpoint.worker import namespaces
 
 _LIMIT_S: Final = 20.0
 _MAX_SHOWN: Final = 300
+_UNTRIED: Final = "could not be tried: "
 _KERNEL: Final = (
     "user/max_user_namespaces",
     "user/max_pid_namespaces",
@@ -64,17 +65,20 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
     technologies: dict[str, str] = facts["technologies"]
     working = sorted(name for name, reason in technologies.items() if not reason)
     absent = sorted(name for name, reason in technologies.items() if reason.endswith("is not installed"))
+    untried = sorted(name for name, reason in technologies.items() if reason.startswith(_UNTRIED))
     found: list[tuple[bool | None, str]] = [
-        (True, f"environments that work on this machine: {', '.join(working) or 'none'}"),
-        *(
-            (None, f"environments: {reason}")
-            for name, reason in sorted(technologies.items())
-            if reason and name not in absent
-        ),
+        (None, f"environments: {reason}")
+        for name, reason in sorted(technologies.items())
+        if reason and name not in (*absent, *untried)
     ]
+    if working or not untried:
+        found.insert(0, (True, f"environments that work on this machine: {', '.join(working) or 'none'}"))
+    if untried:
+        reason = technologies[untried[0]].removeprefix(_UNTRIED)
+        found.append((None, f"environments that could not be tried: {', '.join(untried)}: {reason}"))
     if absent:
         found.append((None, f"environments whose programs are not installed: {', '.join(absent)}"))
-    if needed and technologies.get(needed):
+    if needed and technologies.get(needed) and needed not in untried:
         found.append((False, f"container_type: {needed} does not work on this machine: {technologies[needed]}"))
     if facts["refused_submitters"]:
         found.append((None, f"tasks of other submitters are refused: {facts['refused_submitters']}"))
@@ -106,20 +110,29 @@ def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None
 
 
 def _technologies(environ: Mapping[str, str]) -> dict[str, str]:
-    """Each technology is tried in a process of its own, as this starts containers."""
-    output = _output([sys.executable, "-P", "-c", _TRY_TECHNOLOGIES], environ)
-    try:
-        return msgspec.json.decode(output, type=dict[str, str])
-    except msgspec.DecodeError:
-        return dict.fromkeys(RUNNERS, f"could not be determined: {_shown(output)}")
+    """The technologies are tried in a process of its own, as this starts containers."""
+    return read_tried(_output([sys.executable, "-P", "-c", _TRY_TECHNOLOGIES], environ))
+
+
+def read_tried(output: bytes) -> dict[str, str]:
+    """Why each technology does not work, by the lines of :func:`main` and what else was printed."""
+    found, rest = dict[str, str](), list[bytes]()
+    for line in output.splitlines():
+        try:
+            name, found[name] = msgspec.json.decode(line, type=tuple[str, str])
+        except msgspec.DecodeError:
+            rest.append(line)
+    return dict.fromkeys(RUNNERS, f"{_UNTRIED}{_shown(b' '.join(rest))}") | found
 
 
 def main() -> None:
-    """Try all technologies, and print why each does not work."""
+    """Try all technologies, and print for each, as soon as it is known, a line with its name and why it does not
+    work."""
     with concurrent.futures.ThreadPoolExecutor(len(RUNNERS)) as threads:
-        reasons = threads.map(lambda runner: runner.missing(), RUNNERS.values())
-        found = dict(zip(RUNNERS, reasons, strict=True))
-    sys.stdout.write(msgspec.json.encode(found).decode())
+        tries = {threads.submit(runner.missing): name for name, runner in RUNNERS.items()}
+        for done in concurrent.futures.as_completed(tries):
+            sys.stdout.write(msgspec.json.encode((tries[done], done.result())).decode() + "\n")
+            sys.stdout.flush()
 
 
 def _cpu_shares() -> dict[str, str]:
@@ -156,8 +169,8 @@ def _output(command: Sequence[str], environ: Mapping[str, str], *, given: bytes 
     ) as process:
         try:
             return process.communicate(given, timeout=_LIMIT_S)[0]
-        except subprocess.TimeoutExpired:
-            return f"no answer within {_LIMIT_S:.0f} s".encode()
+        except subprocess.TimeoutExpired as late:
+            return (late.output or b"") + f"\nno answer within {_LIMIT_S:.0f} s".encode()
         finally:
             process_reaper.kill_trees({process.pid})
 

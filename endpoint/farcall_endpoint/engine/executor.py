@@ -144,7 +144,9 @@ class Engine(_Submitter):
     :param provider: where nodes come from: a section of an endpoint's configuration, such as
         ``SlurmProviderConfig(partition="debug", max_blocks=4)``; this machine if not given.
     :param max_idletime_s: seconds without a task after which a block of nodes is given back.
-    :param max_block_failures: blocks in a row that may fail before tasks fail too.
+    :param max_block_failures: blocks in a row that fail before tasks fail too.
+    :param block_failure_period_s: seconds that these failures span at least. Until then tasks wait, and blocks are
+        tried again.
     :param address: a name of this machine that the nodes can reach; found out if not given.
     :param worker_port_range: first and last port on which nodes may be awaited; any free one if not given.
     :param cores_per_worker: at most so many workers are on a node that each has its cores; may be a fraction.
@@ -170,6 +172,7 @@ class Engine(_Submitter):
         provider: ProviderConfig = _THIS_MACHINE,
         max_idletime_s: float = 120.0,
         max_block_failures: int = 3,
+        block_failure_period_s: float = 300.0,
         address: str | None = None,
         worker_port_range: tuple[int, int] | None = None,
         cores_per_worker: float | None = None,
@@ -205,6 +208,7 @@ class Engine(_Submitter):
                 worker_port_range=worker_port_range,
                 max_idletime_s=max_idletime_s,
                 max_block_failures=max_block_failures,
+                block_failure_period_s=block_failure_period_s,
                 qos=QosSettings() if qos_settings is None else qos_settings,
             )
         )

@@ -59,6 +59,7 @@ from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.places import files_directory
 from farcall_endpoint.staging.plan import Staging
 from farcall_endpoint.staging.settings import TransferSettings
+from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
 from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
 
@@ -85,6 +86,7 @@ class EngineOptions:
     worker_port_range: tuple[int, int] | None
     max_idletime_s: float
     max_block_failures: int
+    block_failure_period_s: float
     qos: QosSettings
 
 
@@ -119,6 +121,7 @@ class EngineLoop:
     """Owns the sockets, the core and the futures that are open. Its public methods may be called from any thread."""
 
     def __init__(self, options: EngineOptions) -> None:
+        open_missing_streams()
         self.options = options
         #: Set whenever :attr:`stats` has changed in what it says of workers.
         self.changed = threading.Event()
@@ -272,6 +275,7 @@ class EngineLoop:
                 options.provider,
                 slots=options.workers,
                 max_failures=options.max_block_failures,
+                failure_period_s=options.block_failure_period_s,
                 idle_release_s=options.max_idletime_s,
             ),
             network=make_network(options.provider, address=options.address, ports=options.worker_port_range),

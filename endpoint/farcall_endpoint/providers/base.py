@@ -20,10 +20,12 @@ class Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class BlockStatus:
-    """A hint. ``text`` is from the scheduler: why a block waits, how it ended."""
+    """A hint. ``text`` is from the scheduler: why a block waits, how it ended. ``refused``: the scheduler has answered
+    that it does not take the block."""
 
     phase: Phase
     text: str = ""
+    refused: bool = False
 
 
 class Block(Protocol):

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from farcall_common.files import write_whole
+from farcall_common.files import make_directory, write_whole
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.transport import FLEET_VARIABLES
 
@@ -33,6 +33,11 @@ _KEEP_BLOCKS: Final = 10
 _ADDED: Final = re.compile(r"^(?:parsl\.|cmd_)")
 """What Parsl puts in front of the names of some files."""
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_NO_ANSWER: Final = re.compile(
+    r"connect|contact|commlib|tim(?:ed|e)[ -]?out|temporar|try (?:again )?later|unreachable|max retries", re.IGNORECASE
+)
+"""Words in the errors of a command that could not reach its scheduler, or whose scheduler is not ready. Any other error
+is the scheduler's answer."""
 _MAX_NAME: Final = 40
 """Characters of an endpoint's name in the names of its jobs: with the rest they are a DNS label, as pods need."""
 
@@ -132,7 +137,7 @@ class BatchProvider:
         self._closed = False
         self._wait_s = first_poll_s
         self._poll_at = 0.0
-        script_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(script_dir, mode=0o700)
         self._thread = threading.Thread(target=self._work, name="farcall-scheduler", daemon=True)
         self._thread.start()
 
@@ -229,7 +234,8 @@ class BatchProvider:
             )
         except SchedulerError as error:
             _logger.error("the scheduler refused a block: %s", error)
-            self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}"))
+            is_answer = not _NO_ANSWER.search(str(error))
+            self._set_status(block, BlockStatus(Phase.ENDED, f"the scheduler refused it: {error}", refused=is_answer))
             return
         _logger.info("block %s is job %s", block.block_id, block.job_id)
         self._set_status(block, BlockStatus(Phase.WAITING, "submitted"))
@@ -275,7 +281,7 @@ class BatchProvider:
             return
         _logger.info("block %s, job %s: %s", block.block_id, block.job_id, status.text or status.phase.name)
         if status.phase is Phase.ENDED:
-            status = BlockStatus(status.phase, f"{status.text}{self._output(block)}")
+            status = dataclasses.replace(status, text=f"{status.text}{self._output(block)}")
             self._blocks.remove(block)
         block.latest = status
         os.eventfd_write(self._changes, 1)

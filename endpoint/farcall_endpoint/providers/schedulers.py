@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +29,17 @@ from farcall_endpoint.config.providers import (
 from farcall_endpoint.providers.base import BlockStatus, Phase
 from farcall_endpoint.providers.batch import Scheduler, SchedulerError
 
+_OF_ANOTHER_JOB: Final = re.compile(
+    r"(?!SLURM_(?:CONF|CONF_SERVER|CLUSTERS|JWT)$)(?:SLURMD?|SBATCH|SRUN|SALLOC|SQUEUE|PALS)_"
+    r"|PMI|LSB_(?!DEFAULT)|LS_|PBS_(?:ARRAY|DPREFIX|ENVIRONMENT|JOB|NODE|O_|QUEUE|TASK)"
+)
+"""Variables of the job in which an endpoint was started, and variables that override the options in a job's script. A
+scheduler's command would give them to new jobs."""
 _JOB_NAME: Final = re.compile(r"(#(?:SBATCH --job-name=|PBS -N |BSUB -J ))\$\{jobname\}")
-_SLURM_WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED", "STOPPED"})
+_SLURM_ENDED: Final = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "REVOKED", "TIMEOUT"}
+)
+"""A preempted job is not among these: Slurm may queue it again. If not, Slurm forgets it after some minutes."""
 _SLURM_RUNNING: Final = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "RESIZING"})
 
 
@@ -49,7 +59,7 @@ def make_scheduler(config: ProviderConfig, *, script_dir: Path) -> Scheduler:
     if launcher is not None:
         arguments["launcher"] = _launcher(launcher, parsl.launchers)
     try:
-        provider = getattr(parsl.providers, str(name))(**arguments)
+        provider = _without_job(getattr(parsl.providers, str(name)))(**arguments)
     except Exception as error:  # each raises its own kinds
         raise ConfigurationError(f"{name} cannot be used here: {error}") from error
     provider.script_dir = str(script_dir)
@@ -133,7 +143,14 @@ class SlurmScheduler(ParslScheduler):
         command = ["squeue", *self._options, "--states=all", "--noheader", "--format=%i|%T|%r"]
         command.append(f"--jobs={','.join(job_ids)}")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self._timeout_s, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=self._timeout_s,
+                check=False,
+                env=_command_environment(),
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SchedulerError(str(error)) from error
         if done.returncode and "Invalid job id" not in done.stderr:
@@ -205,8 +222,31 @@ class _PodsWithSecrets:
         return pod
 
 
+def _command_environment() -> dict[str, str]:
+    """Environment of a scheduler's commands: that of this process, without the variables of a job that it is part of,
+    and without variables that override the options of a job."""
+    return {name: value for name, value in os.environ.items() if not _OF_ANOTHER_JOB.match(name)}
+
+
+def _without_job(provider: Any) -> Any:
+    """A class of Parsl whose commands run in :func:`_command_environment`."""
+    from parsl.providers.cluster_provider import ClusterProvider
+
+    if not issubclass(provider, ClusterProvider):
+        return provider
+
+    class CleanCommands(ClusterProvider):  # type: ignore[misc]
+        def execute_wait(self, cmd: str, timeout: float | None = None) -> Any:
+            names = [name for name in os.environ if name.isidentifier() and _OF_ANOTHER_JOB.match(name)]
+            return super().execute_wait(f"unset {' '.join(names)}; {cmd}" if names else cmd, timeout)
+
+    # Behind the provider: some providers call the method of their base class.
+    return type(provider.__name__, (provider, CleanCommands), {})
+
+
 def _slurm_phase(state: str) -> Phase:
-    return Phase.WAITING if state in _SLURM_WAITING else Phase.RUNNING if state in _SLURM_RUNNING else Phase.ENDED
+    """A job in a state that is not known here waits, as each release of Slurm may add states."""
+    return Phase.ENDED if state in _SLURM_ENDED else Phase.RUNNING if state in _SLURM_RUNNING else Phase.WAITING
 
 
 def _slurm_text(job_id: str, state: str, reason: str) -> str:

@@ -90,17 +90,16 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     channel.send(Ready(os.getpid()))
     while (received := inbox.next()) is not None:
         if type(received.packet) is Run:
-            work(inbox, runner, received)
-            if imports is not None and (names := imports.new()):
-                channel.send(NewModules(names))
+            work(inbox, runner, received, imports)
         elif type(received.packet) is Sync:
             inbox.sync()
         del received  # free its memory before the next task
         zombies.reap(now=time.monotonic())
 
 
-def work(inbox: Inbox, runner: Runner, received: Received) -> None:
-    """Run the tasks of a packet."""
+def work(inbox: Inbox, runner: Runner, received: Received, imports: ImportReporter | None) -> None:
+    """Run the tasks of a packet. Imports are reported before the result: a manager may kill the worker when it has
+    that."""
     packet, body, syncs = received
     assert isinstance(packet, Run)
     channel, edges = inbox.channel, inbox.edges
@@ -126,6 +125,8 @@ def work(inbox: Inbox, runner: Runner, received: Received) -> None:
                     from farcall_endpoint.worker.helper_processes import stop_helpers  # not needed by the owner's
 
                     stop_helpers()
+                if imports is not None and (names := imports.new()):
+                    channel.send(NewModules(names))
                 channel.send(done, result)
                 if done.lent is not None:
                     edges.lent_to_manager()

@@ -443,7 +443,7 @@ class Rehearsal:
             inbox = Inbox(channel)
             packet = inbox.next()
             if packet is not None:
-                worker.work(inbox, runner, packet)
+                worker.work(inbox, runner, packet, None)
                 manager.receive()
         finally:
             for each in (ours, theirs, manager, channel):
