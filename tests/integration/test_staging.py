@@ -206,6 +206,20 @@ def test_two_tasks_that_write_one_object_leave_one_of_both_files(transfers: Tran
     assert s3[1].get_object(Bucket="lab", Key="out/both")["Body"].read() in contents
 
 
+def test_an_object_without_etag_is_not_used_again_while_it_may_change(tmp_path: Path, web: WebServer) -> None:
+    contents = {"1": b"first", "2": b"other"}
+    modified = {"old": MODIFIED, "new": "Thu, 01 Jan 2099 00:00:00 GMT"}
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        found = []
+        for age, number in itertools.product(modified, contents):
+            headers = {"Last-Modified": modified[age]}
+            web.files[f"/lab/{age}"] = lambda _, h=headers, n=number: (200, h, contents[n])  # type: ignore[misc]
+            found.append(transfers.move(FileUse(f"s3://lab/{age}")).sha256)
+        assert found == [sha256(b"first"), sha256(b"first"), sha256(b"first"), sha256(b"other")]
+
+
 def test_an_object_that_has_changed_is_copied_again(transfers: TransferProcess, s3: Any) -> None:
     use = FileUse("s3://lab/raw/changes")
     for content in (b"one", b"two!"):
@@ -296,7 +310,9 @@ def test_redirects_are_followed(transfers: TransferProcess, web: WebServer) -> N
     web.files |= {"/data": b"data", "/there": lambda _: (302, {"Location": "/data"}, b"")}
     assert transfers.move(of(web, "/there", b"data")).size_bytes == 4
     web.files["/round"] = lambda _: (302, {"Location": "/round"}, b"")
-    assert transfers.code(of(web, "/round", b"other")) == "FILE_UNREACHABLE"
+    report = transfers.move(of(web, "/round", b"other"))
+    assert (report.error["code"], report.error["retryable"]) == ("FILE_DENIED", False), "it is the same next time"
+    assert "redirects more than 10 times" in report.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -600,6 +616,20 @@ def test_the_copy_that_was_not_used_for_longest_goes_and_none_that_a_task_has(tm
         transfers.move(files[2], "t")
         assert [copy.name for copy in transfers.copies()] == sorted([files[0].sha256, files[2].sha256])
         assert transfers.code(of(web, "/large", bytes(1_000_001)), "t") == "FILES_TOO_LARGE"
+
+
+def test_a_task_whose_files_alone_exceed_the_cache_fails_for_good(tmp_path: Path, web: WebServer) -> None:
+    files = [of(web, f"/{number}", bytes([number]) * 400_000) for number in range(4)]
+    with transfer_process(tmp_path, cache_bytes=1_000_000) as transfers:
+        transfers.make("t", "u")
+        for use in files[:2]:
+            transfers.move(use, "t")
+        report = transfers.move(files[2], "u")
+        assert report.error["code"] == "FILES_NO_ROOM", "there is room for the task alone"
+        report = transfers.move(files[2], "t")
+        assert (report.error["code"], report.error["retryable"]) == ("FILES_TOO_LARGE", False)
+        assert "need 1,200,000 bytes, and the endpoint has room for 1,000,000" in report.error["message"]
+        assert transfers.move(files[3], "t", "u").error["code"] == "FILES_NO_ROOM", "the other task may have it"
 
 
 def test_the_index_does_not_grow_with_the_urls_of_one_content(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from obstore.store import ObjectStore, from_url
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, is_settled
 from farcall_endpoint.staging.movers.ranges import Chunk, Helpers, RangeReader
 
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
@@ -200,8 +200,9 @@ def _chunks(store: ObjectStore, key: str, found: Found, submitter: str) -> Itera
 
 
 def _stream(result: obstore.GetResult, found: Found) -> Iterator[Chunk]:
-    if _found(result.meta) != found:  # not every store knows if-match
-        raise exceptions.PreconditionError
+    now = _found(result.meta)
+    if now.size_bytes != found.size_bytes or (found.version and now.version != found.version):
+        raise exceptions.PreconditionError  # not every store knows if-match
     yield from result.stream(min_chunk_size=_CHUNK_BYTES)
 
 
@@ -211,7 +212,8 @@ def _helpers() -> Helpers:
 
 
 def _found(meta: Any) -> Found:
-    version = meta["e_tag"] or meta["version"] or meta["last_modified"].isoformat()
+    modified = meta["last_modified"]
+    version = meta["e_tag"] or meta["version"] or (modified.isoformat() if is_settled(modified) else "")
     return Found(int(meta["size"]), str(version))
 
 
