@@ -192,6 +192,9 @@ def test_values_are_kept_under_their_names_here(file: Path) -> None:
     config, notes = moved(file, "engine: {prefetch_capacity: 3, run_in_sandbox: true, max_workers: 5}")
     assert (config.engine.prefetch, config.engine.sandbox, config.engine.max_workers_per_node) == (3, True, 5)
     assert "line 1: engine.prefetch_capacity: written as prefetch" in notes
+    config, notes = moved(file, "allowed_functions: [c1f3a3b0-9a3e-4a53-8a5e-0f5b6a0e2d11]")
+    assert config.allowed_functions == ("c1f3a3b0-9a3e-4a53-8a5e-0f5b6a0e2d11",)
+    assert notes[0].startswith("line 1: allowed_functions: kept; replace its ids")
     config, _ = moved(file, "engine:\n  job_status_kwargs: {max_idletime: 5, strategy_period: 2}")
     assert config.engine.max_idletime == 5
 

@@ -68,7 +68,7 @@ VALUES: Final = {
 
 
 def advice(field: str) -> str:
-    """What to write instead of a field of Globus Compute or Parsl; empty for any other name."""
+    """Return the correction of a field of Globus Compute or Parsl; empty for any other name."""
     match field:
         case "job_status_kwargs":
             return "write its max_idletime under engine, without job_status_kwargs"

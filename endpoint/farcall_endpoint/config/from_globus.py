@@ -86,6 +86,9 @@ class _Migration:
         """Change a document, so that it has only fields of Farcall."""
         if isinstance(root, yaml.MappingNode):
             self._drop(root, "", "heartbeat_threshold", "the agent notices a lost connection by itself")
+            for key, _ in root.value:
+                if key.value == "allowed_functions":
+                    self._note(key, key.value, "kept; replace its ids by those of the functions that you register here")
             engine = _get(root, "engine")
             if isinstance(engine, yaml.MappingNode):
                 self._convert_engine(engine)

@@ -96,34 +96,27 @@ def check_binds(config: Config, path: Path) -> None:
     """Make sure that the directories exist that containers are to see, where this machine is the node.
 
     :param path: the file that the configuration was read from.
-    :raises ConfigurationError: for the first one that does not, with its place.
+    :raises ConfigurationError: with all that do not, and their places.
     """
     if not isinstance(config.engine.provider, LocalProviderConfig):
         return
-    for number, bind in enumerate(config.engine.environments.binds):
-        source = bind.partition(":")[0]
-        if not Path(source).exists():
-            names = ("engine", "environments", "binds", number)
-            raise ConfigurationError(
-                f"{_locate(path, *names)}: engine.environments.binds: {source} does not exist on this machine, or "
-                "cannot be reached.",
-                hint="Correct the path, or remove the line.",
-            )
-
-
-def _locate(path: Path, *names: str | int) -> str:
-    loader = Loader(path.read_text(encoding="utf-8"))
-    try:
-        node = loader.get_single_node()
-    finally:
-        loader.dispose()
-    assert node is not None, "it was read before"
-    for name in names:
-        if isinstance(node, yaml.SequenceNode) and isinstance(name, int):
-            node = node.value[name]
-        else:
-            node = next((value for key, value in _entries(node) if key.value == name), node)
-    return _at(str(path), node.start_mark)
+    sources = [bind.partition(":")[0] for bind in config.engine.environments.binds]
+    missing = [number for number, source in enumerate(sources) if not Path(source).exists()]
+    if not missing:
+        return
+    node = read_node(read_text(path), source=str(path))
+    for name in ("engine", "environments", "binds"):
+        node = next(value for key, value in _entries(node) if key.value == name)
+    assert isinstance(node, yaml.SequenceNode), "it was read before"
+    problems = [
+        _Problem(
+            node.value[number].start_mark,
+            f"engine.environments.binds: {sources[number]} does not exist on this machine, or cannot be reached.",
+            "Correct the path, or remove the line.",
+        )
+        for number in missing
+    ]
+    _refuse(problems, str(path))
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
@@ -381,7 +374,7 @@ def _tags(kind: inspect.Type) -> inspect.LiteralType:
     )
 
 
-def _entries(node: yaml.Node) -> Iterable[tuple[yaml.ScalarNode, yaml.Node]]:
+def _entries(node: yaml.Node | None) -> Iterable[tuple[yaml.ScalarNode, yaml.Node]]:
     return node.value if isinstance(node, yaml.MappingNode) else ()
 
 
