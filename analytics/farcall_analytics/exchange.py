@@ -4,8 +4,10 @@ Any attempt of a task may write; the first one that commits counts, and all othe
 and a speculative copy neither double nor lose a row, even if their rows are in another order. A commit is a block that
 is created once:
 
-- *combined*: the one block with all partitions, which begins with their offsets;
+- *combined*: the one block with all partitions, which begins with their offsets and checksums;
 - *pairs* (one block for each task that reads): a small block that names the attempt, behind the others.
+
+Each partition has a checksum, which its readers compare: a damaged block counts as one that is gone.
 """
 
 from __future__ import annotations
@@ -13,17 +15,21 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
 
+from farcall_common.errors import ObjectGone
 from farcall_common.objects.blocks import Blocks, Part
 from farcall_common.payload import Piece
 
-_MAGIC: Final = b"FCX1"
+_MAGIC: Final = b"FCX2"
 _HEAD: Final = struct.Struct("<4sI")
 _OFFSET: Final = struct.Struct("<Q")
+_CHECK: Final = struct.Struct("<I")
+"""CRC-32."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -34,6 +40,7 @@ class Written(msgspec.Struct, frozen=True):
     :param first: the number of its first partition.
     :param storage: the number of the storage where it is.
     :param per_block: of pairs, partitions in each block but the last one.
+    :param checks: the CRC-32 of each partition, 4 bytes each.
     """
 
     name: str
@@ -42,6 +49,7 @@ class Written(msgspec.Struct, frozen=True):
     first: int = 0
     storage: int = 0
     per_block: int = 1
+    checks: bytes = b""
 
     @property
     def size(self) -> int:
@@ -52,30 +60,44 @@ class Written(msgspec.Struct, frozen=True):
         """Whether a partition is in it."""
         return self.first <= partition < self.first + len(self.offsets) - 1
 
-    def parts(self, first: int, last: int) -> Iterator[tuple[Part, list[int]]]:
-        """Where the partitions from ``first`` on and before ``last`` are: parts of blocks, and in each the sizes of its
-        partitions, which follow one another."""
+    def parts(self, first: int, last: int) -> Iterator[tuple[Part, list[int], bytes]]:
+        """Where the partitions from ``first`` on and before ``last`` are: parts of blocks, and in each the sizes and
+        the checksums of its partitions, which follow one another."""
         start, end = first - self.first, last - self.first
         count = len(self.offsets) - 1
         step = count if self.is_combined else self.per_block
         while start < end:
             number, until = start // step, min(end, (start // step + 1) * step)
             sizes = [after - before for before, after in itertools.pairwise(self.offsets[start : until + 1])]
+            checks = self.checks[start * _CHECK.size : until * _CHECK.size]
             if self.is_combined:
-                yield Part(self.name, self.offsets[start], self.offsets[until]), sizes
+                yield Part(self.name, self.offsets[start], self.offsets[until]), sizes, checks
             else:
                 begin = self.offsets[number * step]
                 is_whole = start == number * step and until == min(count, (number + 1) * step)
                 where = () if is_whole else (self.offsets[start] - begin, self.offsets[until] - begin)
-                yield Part(f"{self.name}{number}", *where), sizes
+                yield Part(f"{self.name}{number}", *where), sizes, checks
             start = until
 
     def within(self, first: int, last: int) -> Iterator[Written]:
         """The partitions from ``first`` on and before ``last`` alone: for those who read no others."""
-        for part, sizes in self.parts(first, last):
+        for part, sizes, checks in self.parts(first, last):
             offsets = tuple(itertools.accumulate(sizes, initial=part.start))
-            yield Written(part.name, offsets, first=first, storage=self.storage)
+            yield Written(part.name, offsets, first=first, storage=self.storage, checks=checks)
             first += len(sizes)
+
+
+def divided(part: Part, data: memoryview, sizes: Sequence[int], checks: bytes) -> Iterator[memoryview]:
+    """The partitions in a part of a block.
+
+    :raises ObjectGone: if they are not those that were written.
+    """
+    end = 0
+    for size, (check,) in zip(sizes, _CHECK.iter_unpack(checks), strict=True):
+        start, end = end, end + size
+        if zlib.crc32(data[start:end]) != check:
+            raise _damaged(part.name, f"the {size:,} bytes from {part.start + start:,} on")
+        yield data[start:end]
 
 
 def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piece]]) -> Written:
@@ -83,25 +105,31 @@ def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piec
 
     :param name: of the task.
     """
-    start = _HEAD.size + _OFFSET.size * (len(partitions) + 1)
-    offsets = _offsets(partitions, start)
-    head = _HEAD.pack(_MAGIC, len(partitions)) + b"".join(map(_OFFSET.pack, offsets))
-    if blocks.create(name, [head, *itertools.chain.from_iterable(partitions)]):
-        return Written(name, offsets)
+    offsets = _offsets(partitions, _head_size(len(partitions)))
+    own = Written(name, offsets, checks=_checks(partitions))
+    head = _HEAD.pack(_MAGIC, len(partitions)) + b"".join(map(_OFFSET.pack, offsets)) + own.checks
+    if blocks.create(name, [*checked([head]), *itertools.chain.from_iterable(partitions)]):
+        return own
     return read_combined(blocks, name, len(partitions))
 
 
 def read_combined(blocks: Blocks, name: str, count: int) -> Written:
     """What is in a combined block with so many partitions.
 
-    :raises ObjectGone: if there is none.
+    :raises ObjectGone: if there is none, or its head is damaged.
     :raises ValueError: if it is something else.
     """
-    size = _HEAD.size + _OFFSET.size * (count + 1)
-    head = blocks.read(Part(name, 0, size))
-    if _HEAD.unpack_from(head) != (_MAGIC, count):
+    read = blocks.read(Part(name, 0, _head_size(count)))
+    if _HEAD.unpack_from(read, _CHECK.size) != (_MAGIC, count):
         raise ValueError(f"{name} is no block with {count} partitions")
-    return Written(name, tuple(offset for (offset,) in _OFFSET.iter_unpack(head[_HEAD.size :])))
+    head = unchecked(read, name)[_HEAD.size :]
+    size = _OFFSET.size * (count + 1)
+    offsets = tuple(offset for (offset,) in _OFFSET.iter_unpack(head[:size]))
+    return Written(name, offsets, checks=bytes(head[size:]))
+
+
+def _head_size(count: int) -> int:
+    return _CHECK.size + _HEAD.size + _OFFSET.size * (count + 1) + _CHECK.size * count
 
 
 def write_pairs(
@@ -111,13 +139,19 @@ def write_pairs(
 
     :param name: of the task. ``attempt``: differs from that of each other attempt.
     """
-    own = Written(f"{name}/{attempt}/", _offsets(partitions, 0), is_combined=False, per_block=per_block)
+    own = Written(
+        f"{name}/{attempt}/",
+        _offsets(partitions, 0),
+        is_combined=False,
+        per_block=per_block,
+        checks=_checks(partitions),
+    )
     count = math.ceil(len(partitions) / per_block)
     groups = (partitions[number * per_block : (number + 1) * per_block] for number in range(count))
     blocks.create_all(
         [(f"{own.name}{number}", list(itertools.chain.from_iterable(group))) for number, group in enumerate(groups)]
     )
-    if blocks.create(f"{name}/committed", [msgspec.msgpack.encode(own)]):
+    if blocks.create(f"{name}/committed", checked([msgspec.msgpack.encode(own)])):
         return own
     winner = read_pairs(blocks, name)
     if winner != own:  # it is this one if the answer to a first request was lost
@@ -128,9 +162,42 @@ def write_pairs(
 def read_pairs(blocks: Blocks, name: str) -> Written:
     """The pairs that a task has committed.
 
-    :raises ObjectGone: if there are none.
+    :raises ObjectGone: if there are none, or what names them is damaged.
     """
-    return msgspec.msgpack.decode(blocks.read(Part(f"{name}/committed")), type=Written)
+    commit = f"{name}/committed"
+    return msgspec.msgpack.decode(unchecked(blocks.read(Part(commit)), commit), type=Written)
+
+
+def checked(pieces: Sequence[Piece]) -> list[Piece]:
+    """Bytes with their checksum before them."""
+    return [_CHECK.pack(_crc32(pieces)), *pieces]
+
+
+def unchecked(data: memoryview, name: str) -> memoryview:
+    """The bytes behind their checksum.
+
+    :param name: of the block that has them.
+    :raises ObjectGone: if they are not those that were written.
+    """
+    found = data[_CHECK.size :]
+    if len(data) < _CHECK.size or _CHECK.unpack_from(data) != (zlib.crc32(found),):
+        raise _damaged(name, "its first bytes")
+    return found
+
+
+def _damaged(name: str, where: str) -> ObjectGone:
+    return ObjectGone(f"The block {name} is damaged: {where} are not those that were written.")
+
+
+def _crc32(pieces: Iterable[Piece]) -> int:
+    found = 0
+    for piece in pieces:
+        found = zlib.crc32(piece, found)
+    return found
+
+
+def _checks(partitions: Sequence[Sequence[Piece]]) -> bytes:
+    return b"".join(_CHECK.pack(_crc32(pieces)) for pieces in partitions)
 
 
 def _offsets(partitions: Sequence[Sequence[Piece]], start: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from farcall_analytics import engine
 from farcall_analytics.attempts import GRACE_S, Attempts, Executor
 from farcall_analytics.bars import Progress
-from farcall_analytics.exchange import Written
+from farcall_analytics.exchange import Written, checked, unchecked
 from farcall_analytics.job_plans import FAN_IN, JobPlan, JobPlanner, Step, is_divided
 from farcall_analytics.model import Method, lanes_of, runs_of, square_root
 from farcall_analytics.parquet import Input, delete_other_parts
@@ -128,10 +128,11 @@ def run(
     if job is not None:
         own.begin()
     with own.deleted():
-        done = own.run()
         if output:
+            done, table = own.run(), None
             delete_other_parts(output, own.paths)
-        table = None if output else pa.concat_tables(read_tables(ways, _written(done), 0))
+        else:
+            done, table = own.run_and_read()
     reports = tuple(own.reports[number] for number in sorted(own.reports))
     rows = sum(each.rows for each in done)
     return Outcome(tuple(own.paths), rows, table, reports, time.monotonic() - started, planner.made)
@@ -188,6 +189,21 @@ class _Job:
         """Run all stages; what the tasks of the last one have done."""
         return self._run_stage(self._query.stages[-1])
 
+    def run_and_read(self) -> tuple[list[Done], pa.Table]:
+        """Run all stages; what the tasks of the last one have done, and their rows. If these are lost, it is
+        repeated."""
+        done = self.run()
+        last = self._query.stages[-1]
+        while True:
+            try:
+                return done, pa.concat_tables(read_tables(self._ways, _written(done), 0))
+            except ObjectGone:
+                if self._again[last.number] >= _REPEATS:
+                    raise
+                self._again[last.number] += 1
+                self.reports[last.number].repeats += 1
+                done = self._run_again(last, self._sources(last))
+
     # -- one stage -----------------------------------------------------------------------------------------------------
 
     def _run_stage(self, stage: Stage) -> list[Done]:
@@ -195,9 +211,13 @@ class _Job:
 
         If what it reads is lost, as when a memory has evicted it, the stages before it are repeated.
         """
-        sources = [self._query.stages[each.stage] for each in stage.sources if not each.table]
+        sources = self._sources(stage)
         self._run_all(self._run_stage, sources)
         return self._run_again(stage, sources)
+
+    def _sources(self, stage: Stage) -> list[Stage]:
+        """The stages that a stage reads from."""
+        return [self._query.stages[each.stage] for each in stage.sources if not each.table]
 
     def _run_all(self, run: Callable[[Stage], object], stages: Sequence[Stage]) -> None:
         """If one fails, others are stopped."""
@@ -228,8 +248,7 @@ class _Job:
                 for each in sources:
                     self._again[each.number] += 1
                     self.reports[each.number].repeats += 1
-                    before = [self._query.stages[source.stage] for source in each.sources if not source.table]
-                    self._run_again(each, before)
+                    self._run_again(each, self._sources(each))
 
     def _run_once(self, stage: Stage) -> list[Done]:
         started = time.monotonic()
@@ -558,8 +577,7 @@ class _Job:
 
     def _generation(self, stage: Stage) -> int:
         """How often a stage, or one before it, was repeated: what it reads may differ then."""
-        before = [self._query.stages[each.stage] for each in stage.sources if not each.table]
-        return self.reports[stage.number].repeats + sum(map(self._generation, before))
+        return self.reports[stage.number].repeats + sum(map(self._generation, self._sources(stage)))
 
     def _step_behind(self, stage: Stage) -> Step:
         """How the rows of a stage are exchanged."""
@@ -669,10 +687,11 @@ class _Job:
         """Keep something for a program that continues the job; what an earlier one has kept, if it has."""
         way = self._ways[0]
         with open_storage(way.url) as blocks:
-            if blocks.create(f"{way.job}/{name}", [data]):
+            full_name = f"{way.job}/{name}"
+            if blocks.create(full_name, checked([data])):
                 return data
             self._may_be_done = True
-            return bytes(blocks.read(Part(f"{way.job}/{name}")))
+            return bytes(unchecked(blocks.read(Part(full_name)), full_name))
 
     def _digest(self) -> bytes:
         """What differs between jobs that do not have the same tasks."""

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import itertools
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.ipc
 
-from farcall_analytics.exchange import Written, read_combined, read_pairs, write_combined, write_pairs
+from farcall_analytics.exchange import Written, divided, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.shaper import open_storage
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Part
@@ -210,37 +209,38 @@ def read_pieces(ways: Sequence[Way], written: Sequence[Written], first: int, las
     """The partitions from ``first`` on and before ``last``, each as bytes of every task that has some of it. Those that
     follow one another in a block are read at once.
 
-    :raises ObjectGone: if a block is not there any more, or a storage beside the first one does not answer.
+    :raises ObjectGone: if a block is not there any more, or is damaged, or a storage beside the first one does not
+        answer.
     """
     found: list[dict[int, memoryview]] = [{} for _ in range(first, last)]
     for number, way in enumerate(ways):
         wanted = [
-            (place, start, part, sizes)
+            (place, start, part, sizes, checks)
             for place, each in enumerate(written)
             if each.storage == number
-            for start, part, sizes in _parts_within(each, first, last)
+            for start, part, sizes, checks in _parts_within(each, first, last)
         ]
         if not wanted:
             continue
         try:
             with open_storage(way.url) as blocks:
-                parts = blocks.read_all(part for _, _, part, _ in wanted)
+                parts = blocks.read_all(part for _, _, part, _, _ in wanted)
         except StoreUnavailable as error:
             if not number:
                 raise
             raise ObjectGone(f"{error} What it had is lost.") from error
-        for (place, start, _, sizes), data in zip(wanted, parts, strict=True):
-            ends = itertools.accumulate(sizes)
-            for partition, (size, end) in enumerate(zip(sizes, ends, strict=True), start - first):
-                found[partition][place] = data[end - size : end]
+        for (place, start, part, sizes, checks), data in zip(wanted, parts, strict=True):
+            for partition, piece in enumerate(divided(part, data, sizes, checks), start - first):
+                found[partition][place] = piece
     return [[pieces[place] for place in sorted(pieces)] for pieces in found]
 
 
-def _parts_within(written: Written, first: int, last: int) -> Iterator[tuple[int, Part, list[int]]]:
-    """What a task has written of some partitions: the number of the first one in each part, the part, and sizes."""
+def _parts_within(written: Written, first: int, last: int) -> Iterator[tuple[int, Part, list[int], bytes]]:
+    """What a task has written of some partitions: the number of the first one in each part, the part, sizes and
+    checksums."""
     start, end = max(first, written.first), min(last, written.first + len(written.offsets) - 1)
-    for part, sizes in written.parts(start, end):
-        yield start, part, sizes
+    for part, sizes, checks in written.parts(start, end):
+        yield start, part, sizes, checks
         start += len(sizes)
 
 

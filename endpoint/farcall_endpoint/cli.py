@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich import markup
 from rich.console import Console
@@ -39,10 +40,12 @@ from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import (
     Config,
     EngineConfig,
+    LocalProviderConfig,
     SiteTemplate,
     find_template,
     list_templates,
     read_config,
+    read_globus,
     write_config,
 )
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
@@ -127,6 +130,10 @@ def configure(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the template, such as partition=gpu."),
     ] = None,
+    from_globus: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Start from a configuration of Globus Compute; lists what is left out."),
+    ] = None,
 ) -> None:
     """Create an endpoint: a directory with a configuration file and a key pair."""
     with _errors():
@@ -134,7 +141,11 @@ def configure(
             show_table(("template", "for"), [(each.name, each.description) for each in list_templates()])
             return
         directory = _directory(context, name)
-        if template is None:
+        if from_globus is not None:
+            if template is not None or set_:
+                raise ConfigurationError("--from-globus has a file of its own.", hint="Leave out --template and --set.")
+            _configure_from_globus(directory, from_globus, display_name, max_workers)
+        elif template is None:
             if set_:
                 raise ConfigurationError("--set changes a template.", hint="Name one with --template.")
             directory.create()
@@ -476,6 +487,26 @@ def _configure_from(
     write_whole(directory.config_file, text.encode(), mode=0o600)
     if review := template.to_review(settings):
         _out.print(f"Review in {directory.config_file}: {', '.join(review)}", soft_wrap=True)
+
+
+def _configure_from_globus(
+    directory: EndpointDirectory, path: Path, display_name: str | None, max_workers: int | None
+) -> None:
+    config, notes = read_globus(path)
+    engine = config.engine
+    if max_workers is not None:
+        engine = msgspec.structs.replace(engine, max_workers_per_node=max_workers)
+    name = display_name or config.display_name or directory.name
+    directory.create()
+    write_config(directory.config_file, msgspec.structs.replace(config, display_name=name, engine=engine))
+    for note in notes:
+        _out.print(escape(str(note)), soft_wrap=True)
+    if not isinstance(engine.provider, LocalProviderConfig):
+        _out.print(
+            f"Review in {directory.config_file}: nodes need farcall-endpoint of this version, from worker_init or the "
+            "image of pods.",
+            soft_wrap=True,
+        )
 
 
 def escape(text: str) -> str:

@@ -148,7 +148,7 @@ def test_attempts_whose_answers_are_lost_know_what_is_written(storm: Storm, kind
                 found = [write_pairs(blocks, f"job/{task}", attempt, partitions) for attempt in ("one", "two")]
             assert found[0] == found[1]
             for number, expected in enumerate((b"%d" % task, b"x")):
-                [(part, _)] = found[0].parts(number, number + 1)
+                [(part, *_)] = found[0].parts(number, number + 1)
                 assert bytes(blocks.read(part)) == expected
     assert len(storm.keys()) == 10 * (1 if kind == "combined" else 3)
     assert storm.proxy.made["lost"] > 10

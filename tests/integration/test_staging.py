@@ -24,10 +24,10 @@ from moto.server import ThreadedMotoServer
 from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.cache import Cache
-from farcall_endpoint.staging.movers.objects import ObjectMover
+from farcall_endpoint.staging.movers.objects import ObjectMover, open_stores
 from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
-from tests.support.file_servers import Answer, Proxy, WebServer
+from tests.support.file_servers import Answer, LargeObject, Proxy, WebServer
 from tests.support.transfers import TransferProcess, transfer_process
 from tests.waiting import WAIT_S, wait_until
 
@@ -119,6 +119,49 @@ def test_a_large_object_that_changes_meanwhile(tmp_path: Path, web: WebServer) -
         assert transfers.drafts() == []
 
 
+def progress(transfers: TransferProcess) -> Iterator[orders.Progress]:
+    while True:
+        yield from transfers.wait_for(orders.Progress)
+
+
+def test_storage_that_stalls_holds_up_no_other_file(tmp_path: Path) -> None:
+    size_bytes = 64 * 2**20
+    content = os.urandom(2**20) * 64
+    has_ended = threading.Event()
+
+    def stalled(_first: int, _last: int) -> Iterator[bytes]:
+        yield bytes(1000)
+        has_ended.wait(WAIT_S)
+
+    def slow(first: int, last: int) -> Iterator[bytes]:
+        for start in range(first, last, 2**16):
+            if start >= 2**19 and has_ended.wait(0.01):
+                return
+            yield bytes(min(2**16, last - start))
+
+    bodies = {"stalled": stalled, "slow": slow, "good": lambda first, last: iter([content[first:last]])}
+    buckets = {name: LargeObject(size_bytes, body) for name, body in bodies.items()}
+    storages = tuple(
+        Storage(url=f"s3://{name}", submitters=(OTHER,), options=bucket.options) for name, bucket in buckets.items()
+    )
+    with transfer_process(tmp_path, storages=storages) as transfers:
+        transfers.make("t")
+        transfers.make("u", submitter=OTHER)
+        for number in range(8):
+            transfers.order(FileUse(f"s3://stalled/{number}"), "u", submitter=OTHER)
+        transfers.wait_until(lambda: len(buckets["stalled"].ranges) >= 8, "all stalled files have begun")
+        slow_file = transfers.order(FileUse("s3://slow/file"), "u", submitter=OTHER)
+        transfers.order(FileUse("s3://good/file"), "t")
+        [moved] = transfers.wait_for(orders.Fetched)
+        assert moved.sha256 == sha256(content)
+        of_slow_file = (size for each in progress(transfers) for number, size in each.transfers if number == slow_file)
+        assert 0 < next(of_slow_file) < 8 * 2**20, "bytes are reported as they come"
+        assert len(buckets["stalled"].ranges) == 8, "what sends nothing has no further requests"
+        has_ended.set()
+    for bucket in buckets.values():
+        bucket.close()
+
+
 @pytest.mark.parametrize("size_bytes", [0, 5, 20_000_000])
 def test_what_a_task_has_written_is_stored(transfers: TransferProcess, s3: Any, size_bytes: int) -> None:
     use = FileUse(f"s3://lab/out/{size_bytes}?part=1", "w")
@@ -147,7 +190,7 @@ def test_a_file_that_grows_while_it_is_stored_ends_where_it_ended(
         with source.open("ab") as file:
             file.write(b"b" * 2**23)
 
-    found = ObjectMover(options).store(source, "s3://lab/out", append, lambda: False)
+    found = ObjectMover(open_stores(options), "").store(source, "s3://lab/out", append, lambda: False)
     assert found.size_bytes == size_bytes
     assert client.get_object(Bucket="lab", Key="out")["Body"].read() == b"a" * size_bytes
 
@@ -161,6 +204,20 @@ def test_two_tasks_that_write_one_object_leave_one_of_both_files(transfers: Tran
         transfers.order(use, task_id)
     transfers.wait_for(orders.Stored, count=2)
     assert s3[1].get_object(Bucket="lab", Key="out/both")["Body"].read() in contents
+
+
+def test_an_object_without_etag_is_not_used_again_while_it_may_change(tmp_path: Path, web: WebServer) -> None:
+    contents = {"1": b"first", "2": b"other"}
+    modified = {"old": MODIFIED, "new": "Thu, 01 Jan 2099 00:00:00 GMT"}
+    options = {"endpoint": web.url, "access_key_id": "a", "secret_access_key": "b", "region": "x"}
+    with transfer_process(tmp_path, storages=(Storage(url="s3://lab", options=options),)) as transfers:
+        transfers.make("t")
+        found = []
+        for age, number in itertools.product(modified, contents):
+            headers = {"Last-Modified": modified[age]}
+            web.files[f"/lab/{age}"] = lambda _, h=headers, n=number: (200, h, contents[n])  # type: ignore[misc]
+            found.append(transfers.move(FileUse(f"s3://lab/{age}")).sha256)
+        assert found == [sha256(b"first"), sha256(b"first"), sha256(b"first"), sha256(b"other")]
 
 
 def test_an_object_that_has_changed_is_copied_again(transfers: TransferProcess, s3: Any) -> None:
@@ -253,7 +310,9 @@ def test_redirects_are_followed(transfers: TransferProcess, web: WebServer) -> N
     web.files |= {"/data": b"data", "/there": lambda _: (302, {"Location": "/data"}, b"")}
     assert transfers.move(of(web, "/there", b"data")).size_bytes == 4
     web.files["/round"] = lambda _: (302, {"Location": "/round"}, b"")
-    assert transfers.code(of(web, "/round", b"other")) == "FILE_UNREACHABLE"
+    report = transfers.move(of(web, "/round", b"other"))
+    assert (report.error["code"], report.error["retryable"]) == ("FILE_DENIED", False), "it is the same next time"
+    assert "redirects more than 10 times" in report.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -557,6 +616,20 @@ def test_the_copy_that_was_not_used_for_longest_goes_and_none_that_a_task_has(tm
         transfers.move(files[2], "t")
         assert [copy.name for copy in transfers.copies()] == sorted([files[0].sha256, files[2].sha256])
         assert transfers.code(of(web, "/large", bytes(1_000_001)), "t") == "FILES_TOO_LARGE"
+
+
+def test_a_task_whose_files_alone_exceed_the_cache_fails_for_good(tmp_path: Path, web: WebServer) -> None:
+    files = [of(web, f"/{number}", bytes([number]) * 400_000) for number in range(4)]
+    with transfer_process(tmp_path, cache_bytes=1_000_000) as transfers:
+        transfers.make("t", "u")
+        for use in files[:2]:
+            transfers.move(use, "t")
+        report = transfers.move(files[2], "u")
+        assert report.error["code"] == "FILES_NO_ROOM", "there is room for the task alone"
+        report = transfers.move(files[2], "t")
+        assert (report.error["code"], report.error["retryable"]) == ("FILES_TOO_LARGE", False)
+        assert "need 1,200,000 bytes, and the endpoint has room for 1,000,000" in report.error["message"]
+        assert transfers.move(files[3], "t", "u").error["code"] == "FILES_NO_ROOM", "the other task may have it"
 
 
 def test_the_index_does_not_grow_with_the_urls_of_one_content(tmp_path: Path) -> None:

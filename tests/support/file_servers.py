@@ -66,6 +66,43 @@ class WebServer:
         return Handler
 
 
+class LargeObject:
+    """A bucket with one object.
+
+    :param body: yields the bytes of the object from one position to another.
+    """
+
+    def __init__(self, size_bytes: int, body: Callable[[int, int], Iterator[bytes]]) -> None:
+        #: The ranges that were requested: their first and last byte.
+        self.ranges: list[tuple[int, int]] = []
+        outer = self
+
+        class Handler(_Handler):
+            def do_GET(self) -> None:
+                headers = {"ETag": '"1"', "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}
+                if self.command == "HEAD":
+                    self.answer(200, {**headers, "Content-Length": str(size_bytes)}, b"")
+                    return
+                first, last = map(int, self.headers["range"].removeprefix("bytes=").split("-"))
+                outer.ranges.append((first, last))
+                headers["Content-Range"] = f"bytes {first}-{last}/{size_bytes}"
+                self.answer(206, {**headers, "Content-Length": str(last + 1 - first)}, body(first, last + 1))
+
+            do_HEAD = do_GET  # noqa: N815
+
+        self._server = _serve(Handler)
+        self.options = {
+            "endpoint": f"http://127.0.0.1:{self._server.server_address[1]}",
+            "access_key_id": "a",
+            "secret_access_key": "b",
+            "region": "x",
+        }
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
 class Proxy:
     """Passes on requests for ``http://``, and connections for ``https://``, to one server, whatever their host is."""
 

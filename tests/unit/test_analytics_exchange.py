@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_analytics import passing
-from farcall_analytics.exchange import Written, read_combined, write_combined, write_pairs
+from farcall_analytics.exchange import Written, divided, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.passing import Way
 from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreBusy, StoreUnavailable
@@ -59,12 +59,12 @@ def contents(blocks: Blocks, written: Sequence[Written], count: int, *, step: in
     for each in written:
         for first in range(0, count, step):
             place = first
-            for part, sizes in each.parts(first, min(first + step, count)):
-                data = bytes(blocks.read(part))
-                for size in sizes:
-                    found[place].append(data[:size])
-                    data, place = data[size:], place + 1
-                assert data == b""
+            for part, sizes, checks in each.parts(first, min(first + step, count)):
+                data = blocks.read(part)
+                assert len(data) == sum(sizes)
+                for own in divided(part, data, sizes, checks):
+                    found[place].append(bytes(own))
+                    place += 1
     return found
 
 
@@ -89,7 +89,7 @@ def test_blocks_of_several_partitions_are_read_whole_or_in_part(
         assert len(list(blocks.names("job/"))) == math.ceil(len(partitions) / per_block) + 1
         for first in range(0, len(partitions), per_block):
             parts = list(written.parts(first, min(first + per_block, len(partitions))))
-            assert [part.end for part, _ in parts] == [None], "a whole block is one request without a range"
+            assert [part.end for part, *_ in parts] == [None], "a whole block is one request without a range"
 
 
 @pytest.mark.parametrize("kind", ["combined", "pairs"])
@@ -142,9 +142,35 @@ def test_some_partitions_of_what_was_written_are_read_as_before(
             bytes(blocks.read(part))
             for own in written.within(first, last)
             for number in range(own.first, own.first + len(own.offsets) - 1)
-            for part, _ in own.parts(number, number + 1)
+            for part, *_ in own.parts(number, number + 1)
         ]
     assert found == [b"".join(pieces) for pieces in partitions[first:last]]
+
+
+@given(st.sampled_from(["combined", "pairs"]), PARTITIONS, st.data())
+def test_no_reader_gets_other_bytes_than_were_written(
+    kind: str, partitions: list[list[bytes]], data: st.DataObject
+) -> None:
+    """One bit of any block is changed: readers get the right bytes, or an error that names the block."""
+    with open_blocks("memory:") as blocks, open_blocks("memory:") as damaged:
+        write(kind, blocks, "job/0", "a", partitions)
+        names = sorted(blocks.names("job/"))
+        chosen = data.draw(st.sampled_from(names))
+        for name in names:
+            content = bytearray(blocks.read(Part(name)))
+            if name == chosen and content:
+                bit = data.draw(st.integers(0, 8 * len(content) - 1))
+                content[bit // 8] ^= 1 << bit % 8
+            damaged.create(name, [bytes(content)])
+        count = len(partitions)
+        expected = [[b"".join(pieces)] for pieces in partitions]
+        said = ""
+        try:
+            found = read_combined(damaged, "job/0", count) if kind == "combined" else read_pairs(damaged, "job/0")
+            assert contents(damaged, [found], count) == expected
+        except (ObjectGone, ValueError) as error:
+            said = str(error)
+        assert not said or chosen in said
 
 
 def test_of_attempts_that_lost_nothing_is_left() -> None:

@@ -717,6 +717,63 @@ def test_what_a_memory_has_lost_is_made_once_more(
     assert sum(each.repeats for each in outcome.stages) >= 1
 
 
+class Damaged(WrappedBlocks):
+    """A storage that damages two blocks of tasks for good. ``most``: how many it damages at most."""
+
+    chosen: ClassVar[list[str]] = []
+
+    def __init__(self, blocks: Blocks, kind: str, pattern: str, most: int = 2) -> None:
+        super().__init__(blocks)
+        self._kind = kind
+        self._pattern = pattern
+        self._most = most
+
+    def read(self, part: Part) -> memoryview:
+        names = self.chosen
+        if part.name not in names:
+            if not re.search(self._pattern, part.name) or "committed" in part.name or len(names) >= self._most:
+                return super().read(part)
+            names.append(part.name)
+        if self._kind == "delete":
+            raise ObjectGone(f"There is no block {part.name}.")
+        if self._kind == "swap" and len(names) > 1:
+            return super().read(part._replace(name=names[names.index(part.name) - 1]))
+        content = bytearray(super().read(part))
+        if self._kind == "cut":
+            return memoryview(content[:-8])
+        if content:
+            content[len(content) // 2] ^= 255
+        return memoryview(content)
+
+
+@pytest.mark.parametrize("kind", ["flip", "cut", "swap", "delete"])
+@pytest.mark.parametrize(("method", "pattern"), [("combined", "/0-0-[37]$"), ("slow", "0-0-[37]/"), ("slow", "/1-0-")])
+def test_damaged_blocks_are_made_once_more(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, method: str, pattern: str
+) -> None:
+    monkeypatch.setattr(Damaged, "chosen", [])
+    monkeypatch.setattr("farcall_analytics.passing.open_storage", lambda url: Damaged(open_blocks(url), kind, pattern))
+    table = random_rows(2000, different=500)
+    source = fa.read_parquet(files(tmp_path / "in", table), **options, method=method)
+    outcome = source.group_by("a").agg(n=fa.count())._run()
+    assert outcome.table is not None
+    assert ordered(outcome.table) == ordered(oracle("select a, count(*) n from t group by a", t=table))
+    assert len(Damaged.chosen) == 2
+    assert sum(each.repeats for each in outcome.stages) >= 1
+
+
+def test_blocks_that_are_always_damaged_are_named(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Damaged, "chosen", [])
+    monkeypatch.setattr(
+        "farcall_analytics.passing.open_storage", lambda url: Damaged(open_blocks(url), "flip", "/0-", 10**6)
+    )
+    source = fa.read_parquet(files(tmp_path / "in", random_rows(2000)), **options)
+    with pytest.raises(ObjectGone, match=r"The block .*/0-2-\S* is damaged"):
+        source.group_by("a").agg(n=fa.count()).to_arrow()
+
+
 class FullBlocks(WrappedBlocks):
     """A memory that has room for twenty blocks."""
 

@@ -1,13 +1,16 @@
-"""Addresses that submitters without rights in the endpoint's network may reach: public ones only."""
+"""Files on the web: addresses that submitters without rights in the endpoint's network may reach, and versions."""
 
 from __future__ import annotations
 
 import ipaddress
 from typing import Final
 
+import httpx
 import pytest
 
-from farcall_endpoint.staging.movers.web import _is_public
+from farcall_endpoint.staging.movers import Found
+from farcall_endpoint.staging.movers.globus_documents import found_of
+from farcall_endpoint.staging.movers.web import _found, _is_public
 
 #: Blocks of https://www.iana.org/assignments/iana-ipv4-special-registry that are not globally reachable, those for
 #: which the registry says N/A, and multicast.
@@ -64,3 +67,24 @@ def test_forms_of_special_addresses_in_ipv6_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["1.1.1.1", "192.31.196.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::1.1.1.1"])
 def test_public_addresses_are_taken(text: str) -> None:
     assert _is_public(ipaddress.ip_address(text))
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ({"etag": '"1"', "last-modified": "Thu, 01 Jan 2099 00:00:00 GMT"}, '"1"'),
+        ({"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT"}, "Thu, 01 Jan 2026 00:00:00 GMT 4"),
+        ({"last-modified": "Thu, 01 Jan 2099 00:00:00 GMT"}, ""),
+        ({"last-modified": "Thu, 01 Jan 2026 00:00:00 GMT", "date": "Thu, 01 Jan 2026 00:00:01 GMT"}, ""),
+        ({"last-modified": "yesterday"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_time_is_a_version_once_the_file_cannot_change_within_it(headers: dict[str, str], version: str) -> None:
+    assert _found(httpx.Response(200, headers={**headers, "content-length": "4"})) == Found(4, version)
+
+
+@pytest.mark.parametrize(("modified", "is_version"), [("2026-01-01 00:00:00+00:00", True), ("2099-01-01", False)])
+def test_the_same_holds_for_files_of_globus(modified: str, is_version: bool) -> None:
+    found = found_of("globus://c/f", {"size": 4, "last_modified": modified})
+    assert found == Found(4, f"4 {modified}" if is_version else "")

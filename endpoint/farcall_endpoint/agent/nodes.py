@@ -12,11 +12,12 @@ from typing import Final
 import psutil
 
 from farcall_common.environments import Environment
+from farcall_common.errors import ConfigurationError
 from farcall_common.wire import new_id
 from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
 from farcall_endpoint.agent.environments import image_of
 from farcall_endpoint.agent.links import Network
-from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.config import InterfaceConfig, LocalProviderConfig, ProviderConfig
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.isolation.environment import SECRETS
 from farcall_endpoint.manager.node import discover_node
@@ -25,9 +26,14 @@ from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.transport import FleetKeys, new_curve_keys
 
 
-def own_addresses(given: str | None) -> Sequence[str]:
-    """The given name or address; else this machine's name and the IPv4 addresses of its interfaces, the most likely
-    first. Managers try them in turn."""
+def own_addresses(given: str | InterfaceConfig | None) -> Sequence[str]:
+    """The given name or address, or those of the given interface; else this machine's name and the IPv4 addresses of
+    its interfaces, the most likely first. Managers try them in turn.
+
+    :raises ConfigurationError: if this machine has no such interface, or it has no address.
+    """
+    if isinstance(given, InterfaceConfig):
+        return _interface_addresses(given.interface)
     if given is not None:
         return [given]
     active = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -39,6 +45,21 @@ def own_addresses(given: str | None) -> Sequence[str]:
         if address.family is socket.AF_INET and not address.address.startswith("127.")
     ]
     return [socket.gethostname(), *addresses]
+
+
+def _interface_addresses(name: str) -> Sequence[str]:
+    by_name = {
+        interface: [entry.address for entry in entries if entry.family is socket.AF_INET]
+        for interface, entries in psutil.net_if_addrs().items()
+    }
+    if addresses := by_name.get(name):
+        return addresses
+    others = ", ".join(sorted(interface for interface, found in by_name.items() if found)) or "none"
+    raise ConfigurationError(
+        f"engine.address: the interface {name!r} {'has no IPv4 address' if name in by_name else 'does not exist'} on "
+        f"{socket.gethostname()}.",
+        hint=f"Interfaces with an address: {others}.",
+    )
 
 
 def image_check(
@@ -130,9 +151,16 @@ def plan_blocks(
 
 
 def make_network(
-    config: ProviderConfig, *, address: str | None, ports: tuple[int, int] | None, max_frame_bytes: int | None = None
+    config: ProviderConfig,
+    *,
+    address: str | InterfaceConfig | None,
+    ports: tuple[int, int] | None,
+    max_frame_bytes: int | None = None,
 ) -> Network | None:
-    """How nodes reach this machine; None if they are this machine."""
+    """How nodes reach this machine; None if they are this machine.
+
+    :raises ConfigurationError: if the machine lacks the interface that ``address`` names.
+    """
     if isinstance(config, LocalProviderConfig):
         return None
     return Network(own_addresses(address), FleetKeys(new_curve_keys(), new_curve_keys()), ports, max_frame_bytes)

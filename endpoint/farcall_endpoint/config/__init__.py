@@ -1,6 +1,7 @@
 """Configuration of an endpoint: the schema, the reader and the writer of ``config.yaml``."""
 
 from farcall_endpoint.config.environments import EnvironmentsConfig
+from farcall_endpoint.config.from_globus import read_globus
 from farcall_endpoint.config.providers import (
     AprunLauncherConfig,
     BatchProviderConfig,
@@ -25,7 +26,7 @@ from farcall_endpoint.config.providers import (
     WrappedLauncherConfig,
 )
 from farcall_endpoint.config.reader import check_binds, parse_config, read_config
-from farcall_endpoint.config.schema import Config, EngineConfig, LimitsConfig
+from farcall_endpoint.config.schema import Config, EngineConfig, InterfaceConfig, LimitsConfig
 from farcall_endpoint.config.site_template import SiteTemplate, find_template, list_templates
 from farcall_endpoint.config.template import write_config
 
@@ -38,6 +39,7 @@ __all__ = [
     "EnvironmentsConfig",
     "GnuParallelLauncherConfig",
     "GridEngineProviderConfig",
+    "InterfaceConfig",
     "JsrunLauncherConfig",
     "KubernetesProviderConfig",
     "LSFProviderConfig",
@@ -61,5 +63,6 @@ __all__ = [
     "list_templates",
     "parse_config",
     "read_config",
+    "read_globus",
     "write_config",
 ]

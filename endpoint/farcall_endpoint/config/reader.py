@@ -7,13 +7,14 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
 from msgspec import inspect
 
 from farcall_common.errors import ConfigurationError
+from farcall_endpoint.config import foreign
 from farcall_endpoint.config.providers import LocalProviderConfig
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.section import FieldProblem
@@ -22,92 +23,100 @@ from farcall_endpoint.config.yaml12 import Loader
 
 _ALMOST_EQUAL: Final = 0.85
 """A field so like another one of the same section is a spelling mistake, also if another section has it."""
-_FOREIGN_FIELDS: Final = {
-    "job_status_kwargs": "write its max_idletime under engine, without job_status_kwargs",
-    "max_retries_on_system_failure": "remove it: each task has its own max_attempts",
-    "max_workers": "write max_workers_per_node",
-    "prefetch_capacity": "write prefetch",
-    "idle_release": "write max_idletime",
-    "run_in_sandbox": "write sandbox",
-    "heartbeat_s": "write heartbeat_period",
-    "container_type: custom": "name the technology, and write its options into container_cmd_options",
-    "container_type: none": "leave it out: tasks run in the endpoint's own Python then",
-    "container_type: uv": "leave it out: a task names its packages, by requirements",
-    "type: GlobusComputeEngine": "write FarcallEngine, or leave type out",
-}
-"""Fields of Globus Compute and Parsl, and the corresponding ones here."""
 
 
 def read_config(path: Path) -> Config:
     """Read and check a file.
 
-    :raises ConfigurationError: with the error, its place, and the correction.
+    :raises ConfigurationError: with all errors, their places, and the corrections.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
-    return parse_config(text, source=str(path))
+    return parse_config(read_text(path), source=str(path))
 
 
 def parse_config(text: str, *, source: str) -> Config:
     """Read and check the text of a file that ``source`` names.
 
-    :raises ConfigurationError: with the error, its place, and the correction.
+    :raises ConfigurationError: with all errors, their places, and the corrections.
+    """
+    return check_config(read_node(text, source=source), source=source)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    :raises ConfigurationError: if it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
+
+
+def read_node(text: str, *, source: str) -> yaml.Node | None:
+    """The document of a file, with its merges (``<<``) resolved; None if it is empty.
+
+    :raises ConfigurationError: if it is not YAML that can be a configuration.
     """
     try:
         loader = Loader(text)
         try:
             node = loader.get_single_node()
-            for each in _nodes(node):
-                _check_node(each, source)
-            data = None if node is None else loader.construct_document(node)
+            nodes = list(_nodes(node))
+            if problems := [problem for each in nodes for problem in _node_problems(each)]:
+                _refuse(problems, source)
+            for each in nodes:
+                if isinstance(each, yaml.MappingNode):
+                    loader.flatten_mapping(each)
+            if node is not None:
+                loader.construct_document(node)  # some mistakes show only here
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
         _refuse_yaml(error, text, source)
+    return node
+
+
+def check_config(node: yaml.Node | None, *, source: str) -> Config:
+    """The configuration that a document means.
+
+    :raises ConfigurationError: with all errors, their places, and the corrections.
+    """
+    data = None if node is None else Loader("").construct_document(node)
     if node is None or data is None:
         return Config()
     try:
         return msgspec.convert(data, Config)
     except msgspec.ValidationError as error:
-        _refuse(_Place(node, Config, kind=_schema()), error, source)
+        _refuse(list(_problems(place_of(node), error)), source)
 
 
 def check_binds(config: Config, path: Path) -> None:
     """Make sure that the directories exist that containers are to see, where this machine is the node.
 
     :param path: the file that the configuration was read from.
-    :raises ConfigurationError: for the first one that does not, with its place.
+    :raises ConfigurationError: with all that do not, and their places.
     """
     if not isinstance(config.engine.provider, LocalProviderConfig):
         return
-    for number, bind in enumerate(config.engine.environments.binds):
-        source = bind.partition(":")[0]
-        if not Path(source).exists():
-            names = ("engine", "environments", "binds", number)
-            raise ConfigurationError(
-                f"{_locate(path, *names)}: engine.environments.binds: {source} does not exist on this machine, or "
-                "cannot be reached.",
-                hint="Correct the path, or remove the line.",
-            )
-
-
-def _locate(path: Path, *names: str | int) -> str:
-    loader = Loader(path.read_text(encoding="utf-8"))
-    try:
-        node = loader.get_single_node()
-    finally:
-        loader.dispose()
-    assert node is not None, "it was read before"
-    for name in names:
-        if isinstance(node, yaml.SequenceNode) and isinstance(name, int):
-            node = node.value[name]
-        else:
-            node = next((value for key, value in _entries(node) if key.value == name), node)
-    return _at(str(path), node.start_mark)
+    sources = [bind.partition(":")[0] for bind in config.engine.environments.binds]
+    missing = [number for number, source in enumerate(sources) if not Path(source).exists()]
+    if not missing:
+        return
+    node = read_node(read_text(path), source=str(path))
+    for name in ("engine", "environments", "binds"):
+        node = next(value for key, value in _entries(node) if key.value == name)
+    assert isinstance(node, yaml.SequenceNode), "it was read before"
+    problems = [
+        _Problem(
+            node.value[number].start_mark,
+            f"engine.environments.binds: {sources[number]} does not exist on this machine, or cannot be reached.",
+            "Correct the path, or remove the line.",
+        )
+        for number in missing
+    ]
+    _refuse(problems, str(path))
 
 
 # -- YAML --------------------------------------------------------------------------------------------------------------
@@ -146,29 +155,24 @@ def _nodes(root: yaml.Node | None) -> Iterator[yaml.Node]:
             waiting += node.value
 
 
-def _check_node(node: yaml.Node, source: str) -> None:
-    """Refuse what YAML allows and a configuration cannot mean."""
+def _node_problems(node: yaml.Node) -> Iterator[_Problem]:
+    """What YAML allows and a configuration cannot mean."""
     if isinstance(node, yaml.MappingNode):
-        _check_keys(node, source)
+        yield from _key_problems(node)
     elif isinstance(node, yaml.ScalarNode) and any("\ud800" <= letter <= "\udfff" for letter in node.value):
-        raise ConfigurationError(
-            f"{_at(source, node.start_mark)}: invalid character (a lone surrogate).", hint="Write it as UTF-8."
-        )
+        yield _Problem(node.start_mark, "invalid character (a lone surrogate).", "Write it as UTF-8.")
 
 
-def _check_keys(section: yaml.MappingNode, source: str) -> None:
+def _key_problems(section: yaml.MappingNode) -> Iterator[_Problem]:
     lines: dict[str, int] = {}
     for key, _ in section.value:
         if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith((":str", ":merge")):
-            raise ConfigurationError(
-                f"{_at(source, key.start_mark)}: the name of a field must be text.", hint="Put quotes around it."
-            )
-        if key.value in lines:
-            raise ConfigurationError(
-                f"{_at(source, key.start_mark)}: duplicate field {key.value}; the first is in line {lines[key.value]}.",
-                hint="Remove one of the two.",
-            )
-        lines[key.value] = key.start_mark.line + 1
+            yield _Problem(key.start_mark, "the name of a field must be text.", "Put quotes around it.")
+        elif key.value in lines:
+            first = f"the first is in line {lines[key.value]}"
+            yield _Problem(key.start_mark, f"duplicate field {key.value}; {first}.", "Remove one of the two.")
+        else:
+            lines[key.value] = key.start_mark.line + 1
 
 
 @functools.cache
@@ -179,7 +183,25 @@ def _schema() -> inspect.Type:
 # -- fields ------------------------------------------------------------------------------------------------------------
 
 
-class _Place:
+class _Problem(NamedTuple):
+    """A mistake in a file: its place, what is wrong, and the correction."""
+
+    mark: Any
+    text: str
+    hint: str
+
+
+def _refuse(problems: list[_Problem], source: str) -> NoReturn:
+    """Raise the problems of a file, in its order."""
+    problems.sort(key=lambda problem: (problem.mark.line, problem.mark.column))
+    if len(problems) == 1:
+        [only] = problems
+        raise ConfigurationError(f"{_at(source, only.mark)}: {only.text}", hint=only.hint)
+    lines = [f"{_at(source, mark)}: {text}" + (f" ({hint})" if hint else "") for mark, text, hint in problems]
+    raise ConfigurationError("\n".join([f"{source} has {len(problems)} mistakes:", *lines]))
+
+
+class Place:
     """A place in the file: its node, its type as written in the schema, and its name."""
 
     def __init__(
@@ -195,6 +217,10 @@ class _Place:
     def path(self) -> str:
         return "".join(name if name.startswith("[") else f".{name}" for name in self.names).lstrip(".")
 
+    def entries(self) -> Iterable[tuple[yaml.ScalarNode, yaml.Node]]:
+        """The names and values of a section; nothing for any other node."""
+        return _entries(self.node)
+
     def error(self) -> msgspec.ValidationError | None:
         """Why the value does not fit its type; None if it does."""
         try:
@@ -203,62 +229,77 @@ class _Place:
             return error
         return None
 
-    def parts(self) -> Iterator[_Place]:
+    def parts(self) -> Iterator[Place]:
         """The fields and items that the schema knows."""
         if isinstance(self.kind, inspect.StructType):
             hints = _hints(self.kind.cls)
             kinds = fields_of(self.kind)
-            for key, value in _entries(self.node):
+            for key, value in self.entries():
                 if key.value in hints:
-                    yield _Place(value, hints[key.value], (*self.names, key.value), kind=kinds[key.value])
+                    yield Place(value, hints[key.value], (*self.names, key.value), kind=kinds[key.value])
         for option in _options(self.hint):
             inner = get_args(option)
             if get_origin(option) is dict:
-                for key, value in _entries(self.node):
-                    yield _Place(value, inner[1], (*self.names, key.value))
+                for key, value in self.entries():
+                    yield Place(value, inner[1], (*self.names, key.value))
             elif get_origin(option) is tuple and isinstance(self.node, yaml.SequenceNode):
                 for number, value in enumerate(self.node.value):
                     hint = inner[0] if inner[-1] is Ellipsis else inner[min(number, len(inner) - 1)]
-                    yield _Place(value, hint, (*self.names, f"[{number}]"))
+                    yield Place(value, hint, (*self.names, f"[{number}]"))
 
 
-def _refuse(place: _Place, error: msgspec.ValidationError, source: str) -> NoReturn:
-    """Raise the error of a place, or of the first part of it that does not fit either."""
-    entries = {key.value: (key, value) for key, value in _entries(place.node)}
-    parts = {part.names[-1]: part for part in place.parts()}
-    if isinstance(place.kind, inspect.StructType):
-        known = fields_of(place.kind)
-        for name, (key, _) in entries.items():
-            if name not in known:
-                _refuse_unknown(place, key, source)
-            if name in parts and (below := parts[name].error()):
-                _refuse(parts[name], below, source)
-        for field in place.kind.fields:
-            if field.required and field.encode_name not in entries:
-                _refuse_missing(place, field.encode_name, source)
-    elif isinstance(place.node, yaml.MappingNode) and (tags := _tags(place.full_kind)).values:
+def place_of(node: yaml.Node) -> Place:
+    """The place of a whole file."""
+    return Place(node, Config, kind=_schema())
+
+
+def _problems(place: Place, error: msgspec.ValidationError) -> Iterator[_Problem]:
+    """What does not fit at a place: the problems of its parts, or its own if they all fit."""
+    below = list(_problems_below(place))
+    yield from below
+    if not below:
+        yield _own_problem(place, error)
+
+
+def _problems_below(place: Place) -> Iterator[_Problem]:
+    entries = {key.value: (key, value) for key, value in place.entries()}
+    known = fields_of(place.kind) if isinstance(place.kind, inspect.StructType) else None
+    if known is None and isinstance(place.node, yaml.MappingNode) and (tags := _tags(place.full_kind)).values:
         if "type" not in entries:
-            _refuse_missing(place, "type", source)
-        _refuse(_Place(entries["type"][1], str, (*place.names, "type"), kind=tags), error, source)
-    else:
-        for part in parts.values():
-            if below := part.error():
-                _refuse(part, below, source)
+            yield _missing(place, "type")
+        else:
+            yield _wrong_value(Place(entries["type"][1], str, (*place.names, "type"), kind=tags))
+        return
+    unknown = [key for name, (key, _) in entries.items() if known is not None and name not in known]
+    for key in unknown:
+        yield _unknown(place, key)
+    for part in place.parts():
+        if error := part.error():
+            yield from _problems(part, error)
+    if isinstance(place.kind, inspect.StructType) and isinstance(place.node, yaml.MappingNode) and not unknown:
+        for field in place.kind.fields:  # with an unknown field, that one may be misspelled
+            if field.required and field.encode_name not in entries:
+                yield _missing(place, field.encode_name)
+
+
+def _own_problem(place: Place, error: msgspec.ValidationError) -> _Problem:
     problem = error.__cause__
     if isinstance(problem, FieldProblem):
-        wrong = parts.get(problem.field, place)
+        wrong = next((part for part in place.parts() if part.names[-1] == problem.field), place)
         items = wrong.node.value if isinstance(wrong.node, yaml.SequenceNode) else []
         at = wrong.node if problem.item is None or problem.item >= len(items) else items[problem.item]
-        raise ConfigurationError(
-            f"{_at(source, at.start_mark)}: {place.path or 'the file'}: {problem}.",
-            hint=_sentence(problem.fix),
-        ) from error
+        return _Problem(at.start_mark, f"{place.path or 'the file'}: {problem}.", _sentence(problem.fix))
+    return _wrong_value(place)
+
+
+def _wrong_value(place: Place) -> _Problem:
     name = place.path or "the file"
-    advice = _FOREIGN_FIELDS.get(f"{name.rpartition('.')[2]}: {getattr(place.node, 'value', '')}", "")
-    raise ConfigurationError(
-        f"{_at(source, place.node.start_mark)}: {name} must be {expected(place.full_kind)}, not {found(place.node)}.",
-        hint=_sentence(advice or _advice(place)),
-    ) from error
+    known = foreign.VALUES.get(f"{name.rpartition('.')[2]}: {getattr(place.node, 'value', '')}", "")
+    return _Problem(
+        place.node.start_mark,
+        f"{name} must be {expected(place.full_kind)}, not {found(place.node)}.",
+        _sentence(known or _advice(place)),
+    )
 
 
 @functools.cache
@@ -276,14 +317,14 @@ def _options(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _refuse_unknown(place: _Place, key: yaml.ScalarNode, source: str) -> NoReturn:
+def _unknown(place: Place, key: yaml.ScalarNode) -> _Problem:
     field = key.value
     names = list(fields_of(place.kind))
     close = difflib.get_close_matches(field, names, n=1, cutoff=0.7)
     sections = where_is(field, _schema())
     owners = kinds_with(field, place.full_kind)
-    if field in _FOREIGN_FIELDS:
-        fix = _FOREIGN_FIELDS[field]
+    if fix := foreign.advice(field):
+        pass
     elif owners:
         fix = f"only {' and '.join(owners)} knows it" if len(owners) == 1 else f"only {' and '.join(owners)} know it"
     elif close and difflib.SequenceMatcher(None, field, close[0]).ratio() > _ALMOST_EQUAL:
@@ -294,20 +335,15 @@ def _refuse_unknown(place: _Place, key: yaml.ScalarNode, source: str) -> NoRetur
         fix = f"did you mean `{close[0]}`?"
     else:
         fix = f"the fields here are {', '.join(names)}"
-    raise ConfigurationError(
-        f"{_at(source, key.start_mark)}: unknown field `{field}` in {place.path or 'the file'}.", hint=_sentence(fix)
-    )
+    return _Problem(key.start_mark, f"unknown field `{field}` in {place.path or 'the file'}.", _sentence(fix))
 
 
-def _refuse_missing(place: _Place, field: str, source: str) -> NoReturn:
+def _missing(place: Place, field: str) -> _Problem:
     kind = fields_of(place.kind).get(field) or _tags(place.full_kind)
-    raise ConfigurationError(
-        f"{_at(source, place.node.start_mark)}: {place.path} lacks `{field}`.",
-        hint=f"Write {field}: and {expected(kind)}.",
-    )
+    return _Problem(place.node.start_mark, f"{place.path} lacks `{field}`.", f"Write {field}: and {expected(kind)}.")
 
 
-def _advice(place: _Place) -> str:
+def _advice(place: Place) -> str:
     """The correction of a value that does not fit."""
     node = place.node
     if isinstance(node, yaml.ScalarNode):
@@ -338,7 +374,7 @@ def _tags(kind: inspect.Type) -> inspect.LiteralType:
     )
 
 
-def _entries(node: yaml.Node) -> Iterable[tuple[yaml.ScalarNode, yaml.Node]]:
+def _entries(node: yaml.Node | None) -> Iterable[tuple[yaml.ScalarNode, yaml.Node]]:
     return node.value if isinstance(node, yaml.MappingNode) else ()
 
 

@@ -44,6 +44,7 @@ def _page() -> Iterator[str]:
     yield from _section(_field(root, "qos"), "`qos`")
     engine = _field(root, "engine")
     yield from _section(engine, "`engine`")
+    yield from _section(_field(engine, "address"), "`engine.address`")
     files = _field(root, "files")
     yield from _section(files, "`files`")
     [storages] = without_none(_field_type(files, "storages"))
@@ -89,7 +90,8 @@ def _table(fields: list[inspect.Field], *, without: list[inspect.Field] | None =
         return
     yield from ("| field | value | default | meaning |", "|---|---|---|---|")
     for field in rows:
-        value = "a section" if _options(field.type) else expected(field.type)
+        is_section = _options(field.type) == list(without_none(field.type)) != []
+        value = "a section" if is_section else expected(field.type)
         yield f"| `{field.encode_name}` | {_cell(value)} | {_cell(_default(field))} | {_cell(_description(field))} |"
 
 

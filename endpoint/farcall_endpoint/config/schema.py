@@ -68,6 +68,12 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
         return None if self.memory is None else int(self.memory * BYTES_PER_GB)
 
 
+class InterfaceConfig(Section, frozen=True, kw_only=True):
+    """A network interface of the machine that the agent runs on. It is looked up at each start."""
+
+    interface: Annotated[str, msgspec.Meta(min_length=1, description="Its name, such as ib0 or hsn0.")]
+
+
 class EngineConfig(Section, frozen=True, kw_only=True):
     """How and where tasks are run."""
 
@@ -191,8 +197,11 @@ class EngineConfig(Section, frozen=True, kw_only=True):
         ),
     ] = None
     address: Annotated[
-        Annotated[str, msgspec.Meta(min_length=1)] | None,
-        msgspec.Meta(description="Name or IP address at which compute nodes reach this machine; default: detected."),
+        Annotated[str, msgspec.Meta(min_length=1)] | InterfaceConfig | None,
+        msgspec.Meta(
+            description="Name or IP address at which compute nodes reach this machine, or {interface: ib0} for the "
+            "address of an interface; default: detected."
+        ),
     ] = None
     worker_port_range: Annotated[
         tuple[Port, Port] | None,

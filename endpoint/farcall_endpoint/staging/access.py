@@ -18,7 +18,7 @@ from typing import Final
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import BatchMover, MoveError, Mover
-from farcall_endpoint.staging.movers.objects import ObjectMover
+from farcall_endpoint.staging.movers.objects import ObjectMover, open_stores
 from farcall_endpoint.staging.movers.web import WebMover
 from farcall_endpoint.staging.settings import Storage, TransferSettings
 
@@ -40,9 +40,7 @@ class Access:
         self._batch_mover: BatchMover | None = None
         # The longest, which says most, comes first.
         self._storages = sorted(settings.storages, key=lambda each: -len(each.url))
-        self._object_mover = functools.cache(
-            lambda index: ObjectMover({} if index < 0 else self._storages[index].options)
-        )
+        self._stores = functools.cache(lambda index: open_stores({} if index < 0 else self._storages[index].options))
         self._web_mover = functools.lru_cache(maxsize=64)(
             lambda submitter: WebMover(may_reach=functools.partial(self.may_reach, submitter))
         )
@@ -66,7 +64,7 @@ class Access:
         storage = self.check(submitter, url, write=write)
         if url.partition("://")[0] in _WEB:
             return self._web_mover(submitter)
-        return self._object_mover(-1 if storage is None else self._storages.index(storage))
+        return ObjectMover(self._stores(-1 if storage is None else self._storages.index(storage)), submitter)
 
     def batch_mover(self, submitter: str, url: str, *, write: bool) -> BatchMover:
         """The same for the URLs of :data:`~farcall_endpoint.staging.movers.BATCH_SCHEMES`."""

@@ -84,6 +84,8 @@ class Transfers:
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
         self._running: collections.Counter[str] = collections.Counter()  # threads, by payer
+        self._linked: dict[str, dict[str, int]] = {}  # bytes by task and content
+        self._on_way: dict[int, tuple[orders.Fetch, int]] = {}  # and the bytes that the storage has said
         self._to_make: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._to_remove: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pieces = PieceRequests(report)
@@ -121,6 +123,8 @@ class Transfers:
         try:
             for url in order.writes:  # now, and not after hours of work
                 self._access.check(order.submitter, url, write=True)
+            with self._lock:
+                self._linked[order.task_id] = {}
             self._places.make(order.task_id, order.submitter, order.writes)
         except MoveError as error:
             problem = error.record
@@ -130,6 +134,8 @@ class Transfers:
 
     def _remove(self, order: orders.Remove) -> None:
         self._places.remove(order.task_id, order.submitter, self._cache.unlink)
+        with self._lock:
+            self._linked.pop(order.task_id, None)
         self._report(orders.Removed(order.task_id))
 
     def _tidy(self, order: orders.Tidy) -> None:
@@ -207,6 +213,7 @@ class Transfers:
     def _end(self, order: orders.Fetch | orders.Store, report: Report | None) -> None:
         """A transfer has ended, if it has not ended before."""
         with self._lock:
+            self._on_way.pop(order.number, None)
             if self._threads.pop(order.number, None) is None:
                 return
             now = time.monotonic()
@@ -219,7 +226,24 @@ class Transfers:
             self._report(report)
 
     def _failure(self, order: orders.Fetch | orders.Store, error: Exception) -> Report:
-        return orders.Failed(order.number, self._record(shown(order.use.url), error).to_json())
+        record = self._record(shown(order.use.url), error)
+        if record.code == outcomes.files_no_room.code:
+            record = self._too_large(order.number) or record
+        return orders.Failed(order.number, record.to_json())
+
+    def _too_large(self, number: int) -> ErrorRecord | None:
+        """Why there can be no room for a file: its task alone has more than all of it."""
+        with self._lock:
+            if number not in self._on_way:
+                return None
+            needed_bytes = min(
+                sum(self._linked.get(task_id, {}).values())
+                + sum(size_bytes for each, size_bytes in self._on_way.values() if task_id in each.task_ids)
+                for task_id in self._on_way[number][0].task_ids
+            )
+        if needed_bytes <= self._cache.budget_bytes:
+            return None
+        return outcomes.files_too_large(needed_bytes, self._cache.budget_bytes)
 
     def _record(self, url: str, error: Exception) -> ErrorRecord:
         if isinstance(error, MoveError):
@@ -266,6 +290,7 @@ class Transfers:
 
     def _copy(self, order: orders.Fetch, mover: Mover, found: Found, cancelled: threading.Event) -> tuple[str, int]:
         """Copy a file from its storage to the cache and to its tasks; its SHA-256 and its size."""
+        self._begins(order, found)
         with self._cache.draft(order.submitter, order.number, found.size_bytes, payer=order.payer) as draft:
             progress = self._progress(order.number)
 
@@ -275,6 +300,11 @@ class Transfers:
 
             sha256 = mover.fetch(order.use.url, draft, found, report, cancelled.is_set)
             return sha256, self._keep(order, draft, found, sha256)
+
+    def _begins(self, order: orders.Fetch, found: Found) -> None:
+        if found.size_bytes is not None:
+            with self._lock:
+                self._on_way[order.number] = order, found.size_bytes
 
     def _keep(self, order: orders.Fetch, draft: Path, found: Found, sha256: str) -> int:
         """A draft is complete: it becomes a copy, with links at its tasks; its size."""
@@ -298,6 +328,10 @@ class Transfers:
             _check_size(order.use, size_bytes)
             for task_id in order.task_ids:
                 self._places.link(copy, task_id, order.submitter, order.use.url)
+            with self._lock:
+                self._on_way.pop(order.number, None)
+                for task_id in self._linked.keys() & order.task_ids:
+                    self._linked[task_id][sha256] = size_bytes
         return size_bytes
 
     def _store(self, order: orders.Store, cancelled: threading.Event) -> Report:
@@ -372,6 +406,7 @@ class Transfers:
                         sha256 = there.sha256 or self._cache.known(order.submitter, order.use.url, there.version)
                         if sha256 and not order.use.sha256 and (linked := self._link(order, sha256)) is not None:
                             return orders.Fetched(order.number, linked, sha256, cached=True)
+                        self._begins(order, there)
                         draft = self._cache.draft(order.submitter, order.number, there.size_bytes, payer=order.payer)
                         path = files.enter_context(draft)
                     moves[order.number] = order, Move(order.number, order.use.url, order.use.mode, path, there)

@@ -11,6 +11,7 @@ options of that.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ _WRITE_BYTES: Final = 2**18
 """What is hashed and written at a time stays in the caches of a processor. For larger pieces Linux takes larger pages,
 which a virtual machine may have to get from its host first: a GB took 2.5 s in pieces of 8 MiB on one, and 0.25 s in
 such small ones."""
+
+
+_SETTLED: Final = datetime.timedelta(seconds=2)
 
 
 class MoveError(Exception):
@@ -43,14 +47,23 @@ class Found(NamedTuple):
     """A file as its storage describes it.
 
     :param size_bytes: None if it does not say.
-    :param version: changes with each change of the content (ETag, version id, checksum, modification time); empty if
-        the storage has none: then the file is copied each time.
+    :param version: changes with each change of the content (ETag, version id, checksum, modification time that
+        :func:`is_settled`); empty if the storage has none: then the file is copied each time.
     :param sha256: of the content in hexadecimal, if the storage knows it.
     """
 
     size_bytes: int | None
     version: str = ""
     sha256: str = ""
+
+
+def is_settled(modified: datetime.datetime, now: datetime.datetime | None = None) -> bool:
+    """Whether each further change of a file has another modification time: storages note whole seconds. One that has
+    none but this time as its version is not copied again then.
+
+    :param now: the time at the storage, if it says it.
+    """
+    return (now or datetime.datetime.now(datetime.UTC)) - modified >= _SETTLED
 
 
 class DraftWriter:

@@ -14,7 +14,7 @@ import globus_sdk
 from farcall_common.errors import Unavailable
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import Found, Move, MoveError
+from farcall_endpoint.staging.movers import Found, Move, MoveError, is_settled
 from farcall_endpoint.staging.movers.globus_journal import Transfer
 
 _MOST_ITEMS: Final = 10_000
@@ -114,8 +114,16 @@ def found_of(url: str, document: Mapping[str, Any] | None) -> Found | MoveError:
         return MoveError(outcomes.file_not_found(shown(url)))
     if document.get("type") == "dir":
         return MoveError(outcomes.file_unsupported(shown(url), "it is a directory; name each file"))
-    size_bytes = document.get("size")
-    return Found(size_bytes, f"{size_bytes} {document.get('last_modified')}")
+    size_bytes, modified = document.get("size"), str(document.get("last_modified"))
+    return Found(size_bytes, f"{size_bytes} {modified}" if _is_settled(modified) else "")
+
+
+def _is_settled(modified: str) -> bool:
+    try:
+        changed_at = dt.datetime.fromisoformat(modified)
+    except ValueError:
+        return True  # a collection with other times
+    return is_settled(changed_at if changed_at.tzinfo is not None else changed_at.replace(tzinfo=dt.UTC))
 
 
 def by_number(documents: Iterable[Mapping[str, Any]], side: str) -> dict[int, Mapping[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import concurrent.futures
 import contextlib
 import datetime
 import functools
@@ -20,7 +18,8 @@ from obstore.store import ObjectStore, from_url
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, is_settled
+from farcall_endpoint.staging.movers.ranges import Chunk, Helpers, RangeReader
 
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
@@ -38,9 +37,8 @@ _OTHER_REGION: Final = "redirect without LOCATION"
 """What obstore says of a bucket of S3 that is in another region."""
 _MOST_CHARACTERS: Final = 500
 _RANGES_FROM_BYTES: Final = 32 * 2**20
-_RANGE_BYTES: Final = 8 * 2**20
-_RANGES_AT_ONCE: Final = 8
-_READ_BYTES: Final = 4 * 2**20
+_CHUNK_BYTES: Final = 256 * 2**10
+"""Least bytes that are passed on: a few seconds of a slow line, and few turns of a fast one."""
 _PART_BYTES: Final = 8 * 2**20
 _MOST_PARTS: Final = 9_000
 _CLIENT: Final[Mapping[str, str]] = {"timeout": "24h", "read_timeout": "60s", "connect_timeout": "15s"}
@@ -110,14 +108,20 @@ def _from_profile() -> dict[str, Any]:
     return {**provider.config, "credential_provider": provider}
 
 
+Stores = Callable[[str], ObjectStore]
+
+
+def open_stores(options: Mapping[str, str]) -> Stores:
+    """The stores of all buckets that are reached with the same options, by their roots; see :func:`open_store`."""
+    return functools.lru_cache(maxsize=64)(functools.partial(open_store, options=options))
+
+
 class ObjectMover:
-    """Moves objects of all buckets that are reached with the same options.
+    """Moves objects for one submitter."""
 
-    :param options: see :func:`open_store`.
-    """
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._store = functools.lru_cache(maxsize=64)(functools.partial(open_store, options=options))
+    def __init__(self, stores: Stores, submitter: str) -> None:
+        self._store = stores
+        self._submitter = submitter
 
     def stat(self, url: str) -> Found:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
@@ -131,11 +135,11 @@ class ObjectMover:
         """See :class:`~farcall_endpoint.staging.movers.Mover`."""
         store, key = self._open(url)
         with _mapped(url), DraftWriter(draft) as file:
-            for chunk in _chunks(store, key, found):
+            for chunk, received_bytes in _chunks(store, key, found, self._submitter):
                 if cancelled():
                     raise MoveCancelled
                 file.write(memoryview(chunk))
-                report(file.size_bytes)
+                report(received_bytes)
         if file.size_bytes != found.size_bytes:
             raise MoveError(outcomes.file_changed(shown(url)))
         return file.sha256()
@@ -176,48 +180,40 @@ class ObjectMover:
             raise MoveError(outcomes.file_no_credentials(shown(url), str(error))) from error
 
 
-def _chunks(store: ObjectStore, key: str, found: Found) -> Iterator[bytes | obstore.Bytes]:
-    """The content of an object in order; large ones by several requests at a time, since a storage limits what it sends
-    on each connection.
+def _chunks(store: ObjectStore, key: str, found: Found, submitter: str) -> Iterator[tuple[Chunk, int]]:
+    """The content of an object in order, each piece with the number of bytes that have come so far.
 
     :raises PreconditionError: if it is not the version that was found.
     """
     if not found.version.startswith('"') or found.size_bytes is None or found.size_bytes < _RANGES_FROM_BYTES:
-        result = obstore.get(store, key)
-        if _found(result.meta) != found:
-            raise exceptions.PreconditionError
-        yield from result.stream(min_chunk_size=_READ_BYTES)
+        size_bytes = 0
+        for chunk in _stream(obstore.get(store, key), found):
+            size_bytes += len(chunk)
+            yield chunk, size_bytes
         return
 
-    def get(start: int) -> obstore.Bytes:
-        end = min(start + _RANGE_BYTES, size_bytes)
-        result = obstore.get(store, key, options={"range": (start, end), "if_match": found.version})
-        if _found(result.meta) != found:  # not every store knows if-match
-            raise exceptions.PreconditionError
-        return result.bytes()
+    def get(start: int, end: int) -> Iterator[Chunk]:
+        return _stream(obstore.get(store, key, options={"range": (start, end), "if_match": found.version}), found)
 
-    size_bytes = found.size_bytes
-    on_way: collections.deque[concurrent.futures.Future[obstore.Bytes]] = collections.deque()
-    try:
-        for start in range(0, size_bytes, _RANGE_BYTES):
-            on_way.append(_range_threads().submit(get, start))
-            if len(on_way) == _RANGES_AT_ONCE:
-                yield on_way.popleft().result()
-        while on_way:
-            yield on_way.popleft().result()
-    finally:
-        for each in on_way:
-            each.cancel()
+    with _helpers().share_of(submitter) as share:
+        yield from RangeReader(found.size_bytes, get, share).chunks()
+
+
+def _stream(result: obstore.GetResult, found: Found) -> Iterator[Chunk]:
+    now = _found(result.meta)
+    if now.size_bytes != found.size_bytes or (found.version and now.version != found.version):
+        raise exceptions.PreconditionError  # not every store knows if-match
+    yield from result.stream(min_chunk_size=_CHUNK_BYTES)
 
 
 @functools.cache
-def _range_threads() -> concurrent.futures.ThreadPoolExecutor:
-    """Of all transfers: what they have in memory is limited."""
-    return concurrent.futures.ThreadPoolExecutor(2 * _RANGES_AT_ONCE)
+def _helpers() -> Helpers:
+    return Helpers()
 
 
 def _found(meta: Any) -> Found:
-    version = meta["e_tag"] or meta["version"] or meta["last_modified"].isoformat()
+    modified = meta["last_modified"]
+    version = meta["e_tag"] or meta["version"] or (modified.isoformat() if is_settled(modified) else "")
     return Found(int(meta["size"]), str(version))
 
 

@@ -8,6 +8,8 @@ address is checked, and the connection goes to the one that was checked, also be
 from __future__ import annotations
 
 import contextlib
+import datetime
+import email.utils
 import functools
 import ipaddress
 import socket
@@ -21,7 +23,7 @@ import httpx
 
 from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
-from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, ReadOnlyMover
+from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, ReadOnlyMover, is_settled
 
 SCHEMES: Final = frozenset({"http", "https"})
 _MOST_REDIRECTS: Final = 10
@@ -105,7 +107,7 @@ class WebMover(ReadOnlyMover):
                         yield response
                         return
                 target = target.join(location)
-            raise MoveError(outcomes.file_unreachable(shown(url), f"more than {_MOST_REDIRECTS} redirects"))
+            raise MoveError(outcomes.file_denied(shown(url), f"its server redirects more than {_MOST_REDIRECTS} times"))
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise MoveError(outcomes.file_unsupported(shown(url), str(error))) from error
         except httpx.HTTPError as error:
@@ -194,5 +196,18 @@ def _found(response: httpx.Response) -> Found:
     headers = response.headers
     length = headers.get("content-length", "")
     size_bytes = int(length) if length.isdecimal() else None
-    modified = headers.get("last-modified", "")
-    return Found(size_bytes, headers.get("etag", "") or (f"{modified} {length}" if modified and length else ""))
+    etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
+    if etag or not (modified and length):
+        return Found(size_bytes, etag)
+    changed_at = _time(modified)
+    is_version = changed_at is not None and is_settled(changed_at, _time(headers.get("date", "")))
+    return Found(size_bytes, f"{modified} {length}" if is_version else "")
+
+
+def _time(text: str) -> datetime.datetime | None:
+    """A time in a header; None if it is none."""
+    try:
+        found = email.utils.parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
