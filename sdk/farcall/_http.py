@@ -28,6 +28,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +47,6 @@ _ANSWERED_BY_OTHERS: Final = (
     "A proxy or a login page may have answered, or the address is not that of a Farcall API (FARCALL_API_URL)."
 )
 _PIECE_BYTES: Final = 256 * 1024
-#: Environment proxies are for other machines: a tier on this machine is reached directly.
-_DIRECT: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 _instances: weakref.WeakSet[Http] = weakref.WeakSet()
 #: Pools that a forked child inherited. They are kept, unused: closing them could end the parent's TLS sessions.
@@ -277,8 +276,10 @@ class Http:
                 response.read()
         except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _unfit(request, error) from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except httpx.InvalidURL as error:
             raise ConfigurationError(f"not a valid address: {error}") from error
+        except httpx.UnsupportedProtocol as error:
+            raise ConfigurationError(str(error)) from error
         except httpx.RequestError as error:
             message = f"{request.shown}: {str(error) or type(error).__name__}"
             raise Unavailable(
@@ -293,10 +294,9 @@ class Http:
             return pool
         with self._lock:
             if self._pool is None:
-                self._pool = httpx.Client(
+                self._pool = http_client(
                     timeout=self._timeout,
                     transport=self._transport,
-                    mounts=None if self._transport else dict.fromkeys(_DIRECT),
                     limits=httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=30.0),
                 )
             return self._pool
