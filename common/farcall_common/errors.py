@@ -154,6 +154,8 @@ class FarcallError(Exception):
     fault: ClassVar[Fault] = Fault.US
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
+    #: Whether a gateway, a proxy or another service answered a request, and not Farcall.
+    is_foreign: bool = False
 
     def __init_subclass__(cls) -> None:
         """Register a class that sets ``code``; one that inherits its code is found by its parent's.

@@ -102,6 +102,8 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
     ``Retry-After`` in seconds is used if the body has no ``retry_after_s``; as a date it is ignored, because that
     needs a clock. Both count up to an hour.
 
+    ``is_foreign`` is set in the error of an answer that has neither a record nor an object store's code.
+
     :param request: method and address, for the message; without a query, which may contain signatures.
     """
     retry_after_s = _retry_after_s(headers)
@@ -118,7 +120,9 @@ def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *,
     cls, hint = (_OBJECT_STORE[code], None) if code in _OBJECT_STORE else _FOREIGN.get(status, unknown)
     detail = code or _text(answer.get("message") or answer.get("Message")) or _location(headers)
     message = f"{request} answered with HTTP {status}" + (f" ({detail})" if detail else "")
-    return cls(message, hint=hint, retry_after_s=retry_after_s)
+    error = cls(message, hint=hint, retry_after_s=retry_after_s)
+    error.is_foreign = not code
+    return error
 
 
 def _json_object(body: bytes) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from farcall_common.addresses import check_address
 from farcall_common.credentials import CLIENT_VARIABLES
 from farcall_common.errors import ConfigurationError, FarcallError, Unauthenticated, Unavailable
 from farcall_common.files import write_private
+from farcall_common.http_client import http_client
 from farcall_common.private import locked
 
 _TIMEOUT_S: Final = 20.0
@@ -247,7 +248,8 @@ def _post(url: str, form: Mapping[str, str], *, client_id: str, secret: str | No
     auth = None if secret is None else httpx.BasicAuth(client_id, secret)
     data = dict(form) if auth else {**form, "client_id": client_id}
     try:
-        return httpx.post(url, data=data, auth=auth, timeout=_TIMEOUT_S, headers={"accept": "application/json"})
+        with http_client(auth=auth, timeout=_TIMEOUT_S, headers={"accept": "application/json"}) as client:
+            return client.post(url, data=data)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise ConfigurationError(f"{url!r} is not a valid provider address: {error}") from error
     except httpx.TransportError as error:

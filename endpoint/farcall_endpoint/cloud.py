@@ -19,6 +19,7 @@ from farcall_common.errors import (
     Fault,
     Unavailable,
 )
+from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
@@ -46,7 +47,7 @@ class Cloud:
 
     def __init__(self, credentials: Credentials, environ: Mapping[str, str] = os.environ) -> None:
         auth = authorization_of(credentials, environ)
-        self._client = httpx.Client(base_url=credentials.api_url, auth=auth, timeout=_TIMEOUT)
+        self._client = http_client(base_url=credentials.api_url, auth=auth, timeout=_TIMEOUT)
 
     def close(self) -> None:
         """Close the connections."""
@@ -131,6 +132,8 @@ class Cloud:
             response = self._client.request(method, path, json=body)
         except httpx.InvalidURL as error:
             raise ConfigurationError(f"The address of the API is not a URL: {error}.") from error
+        except httpx.UnsupportedProtocol as error:
+            raise ConfigurationError(str(error)) from error
         except httpx.HTTPError as error:
             raise _unreachable(f"The API at {self._client.base_url} cannot be reached: {error}.") from error
         if response.is_success:

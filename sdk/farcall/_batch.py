@@ -26,7 +26,7 @@ from farcall._future import Origin
 from farcall._sealing import SealMode
 from farcall._task_output import OnOutput
 from farcall._tracing import traceparent
-from farcall_common.errors import InvalidRequest, ProtocolError
+from farcall_common.errors import InvalidRequest
 from farcall_common.limits import (
     MAX_CALLEES_PER_SUBMIT,
     MAX_REQUEST_BYTES,
@@ -145,18 +145,6 @@ def encode_submit(
     if any(task.traceparent for task in tasks):
         body["traceparents"] = spans
     return _encoder.encode(body), ids
-
-
-def check_answer(answer: Any, ids: dict[str, list[str]]) -> None:
-    """Make sure that the API took the tasks under the ids that were sent.
-
-    :raises ProtocolError: if it did not: then it is another service, and results would never be found.
-    """
-    if not isinstance(answer, dict) or answer.get("tasks") != ids:
-        raise ProtocolError(
-            "the API answered a submit with other task ids than were sent",
-            hint="Is api_url the address of Farcall's API?",
-        )
 
 
 class Batch:

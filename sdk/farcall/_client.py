@@ -337,7 +337,7 @@ class Client(SourceCode, Sharing):
 
         :raises EndpointIncompatible: if the endpoint could not read an argument; nothing is sent then.
         """
-        from farcall._batch import check_answer, chunks, encode_submit, options_of
+        from farcall._batch import chunks, encode_submit, options_of
 
         endpoint_id = self.find_endpoint(endpoint_id)
         compatibility = self._connection.compatibility
@@ -362,10 +362,9 @@ class Client(SourceCode, Sharing):
         prepared = batch.prepared(self._connection.blobs, seal, endpoint_id=endpoint_id, parallel=_PARALLEL_TRANSFERS)
         for chunk in chunks(prepared, callees=len(options.callees)):
             body, ids = encode_submit(chunk, task_group_id=batch.task_group_id, options=options)
-            part = self._api.submit(endpoint_id, body)
-            check_answer(part, ids)
-            self._connection.target_warnings.show(part, endpoint_id=endpoint_id, names={})
-            answer["request_id"] = part.get("request_id", "")
+            part = self._api.submit(endpoint_id, body, task_ids=ids)
+            self._connection.target_warnings.show(part.warnings, endpoint_id=endpoint_id, names={})
+            answer["request_id"] = part.request_id
             for function_id, task_ids in ids.items():
                 answer["tasks"].setdefault(function_id, []).extend(task_ids)
         return answer | {"task_group_id": batch.task_group_id}
@@ -614,12 +613,12 @@ class Client(SourceCode, Sharing):
         :param qos: the latency that calls are to hold by default (see :class:`QoS`).
         :param sign_with: the file of an SSH private key that signs name and code, for endpoints that run signed
             functions only; or of a public key (``.pub``) that an ssh-agent has.
-        :param group: only None, as ``ha_endpoint_id``: a function is public or private.
+        :param group: only None, as ``ha_endpoint_id``: share the function with a group (:meth:`share_function`).
         :raises SerializationError: if the function cannot be sent.
         :raises ConfigurationError: if the key cannot sign.
         :raises Unsupported: for other sharing, which is not enforced.
         """
-        refuse("group", group, hint="A function is private or public.")
+        refuse("group", group, hint='Share the function: client.share_function(function_id, "group:ID").')
         refuse("ha_endpoint_id", ha_endpoint_id, hint="Let the endpoint allow this function only.")
         from farcall._functions import registration
 

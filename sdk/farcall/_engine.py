@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api
+from farcall._api import IDS_PER_REQUEST, INLINE_BYTES, Api, BlobRef
 from farcall._batch import (
     MAX_BYTES,
     SubmitContext,
-    check_answer,
     encode_payload,
     encode_submit,
     most_tasks,
@@ -48,6 +47,7 @@ from farcall_common.errors import (
     EndpointIncompatible,
     EndpointUnknown,
     FarcallError,
+    Forbidden,
     ProtocolError,
     SerializationError,
     TargetInfeasible,
@@ -115,6 +115,13 @@ class MemoryBudget:
         with self._released:
             self._lifted = True
             self._released.notify_all()
+
+
+class _StopOrExit(threading.Event):
+    """Ends the retries of transfers, also when the main thread has ended: Python waits for pools of threads then."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(timeout) or not threading.main_thread().is_alive()
 
 
 class OutgoingTask(TaskRecord):
@@ -343,26 +350,28 @@ class Sender:
         body, ids = encode_submit(batch, task_group_id=context.task_group_id, options=options)
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
-            answer = self._api.submit(context.endpoint_id, body, retry_timeout_s=self._retry_timeout_s, stop=self._stop)
-            check_answer(answer, ids)
+            answer = self._api.submit(
+                context.endpoint_id, body, task_ids=ids, retry_timeout_s=self._retry_timeout_s, stop=self._stop
+            )
         except FarcallError as error:
             is_of_function = isinstance(error, TargetInfeasible) and len({task.function for task in batch}) == 1
-            if len(batch) == 1 or error.record.retryable or is_of_function or isinstance(error, _WHOLE_REQUEST):
+            is_of_request = isinstance(error, _WHOLE_REQUEST) or (isinstance(error, Forbidden) and error.is_foreign)
+            if len(batch) == 1 or error.record.retryable or is_of_function or is_of_request:
                 self._fail(batch, error)
                 return
             _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
             for part in _parts(batch):
                 self._submit(part, callees)
             return
-        if answer.get("warnings"):
+        if answer.warnings:
             names = {task.function_id: task.function.name for task in batch}
-            self._target_warnings.show(answer, endpoint_id=context.endpoint_id, names=names)
+            self._target_warnings.show(answer.warnings, endpoint_id=context.endpoint_id, names=names)
         now, now_mono = time.time(), time.monotonic()
         self.accepted += len(batch)
         for task in batch:
             task.accepted_at, task.accepted_mono = now, now_mono
-        self._collector.take_polled(answer.get("results", {}).values())  # memoized results
-        if answer.get("results_left_out"):
+        self._collector.take_polled((answer.results or {}).values())  # memoized results
+        if answer.results_left_out:
             self._on_gap()
         self._on_accepted()
 
@@ -449,7 +458,16 @@ class Engine:
         self._api = connection.api
         self._blobs = connection.blobs
         self._sealer = connection.sealer
-        self._reader = ResultReader(self._api, self._blobs, connection.policy, connection.sealer)
+        self._retry_timeout_s = retry_timeout_s
+        self._abandoned = _StopOrExit()
+        self._reader = ResultReader(
+            self._api,
+            self._blobs,
+            connection.policy,
+            connection.sealer,
+            retry_timeout_s=retry_timeout_s,
+            stop=self._abandoned,
+        )
         self.serializer = serializer
         self._compatibility = connection.compatibility
         self._pid = os.getpid()
@@ -725,6 +743,7 @@ class Engine:
         """End now, without waiting for open futures. Tasks that were sent continue."""
         self._collector.close()
         self.sender.abandon()
+        self._abandoned.set()
         if self._output_watch is not None:
             self._output_watch.abandon()
         self._stop()
@@ -797,13 +816,16 @@ class Engine:
         try:
             if not task.cancelled:
                 sealed = self._seal(task, payload)
-                task.payload = encode_payload(self._blobs.upload(sealed) if len(sealed) > INLINE_BYTES else sealed)
+                task.payload = encode_payload(self._upload(sealed) if len(sealed) > INLINE_BYTES else sealed)
                 self.sender.send(task)
         except BaseException as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
             self._collector.fail([task.task_id], error)
         finally:
             if reserved_bytes:
                 self._unsent.release(reserved_bytes)
+
+    def _upload(self, payload: bytes) -> BlobRef:
+        return self._blobs.upload(payload, retry_timeout_s=self._retry_timeout_s, stop=self._abandoned)
 
     def _seal(self, task: OutgoingTask, payload: bytes) -> bytes:
         context, endpoint_id = task.context, task.context.endpoint_id or ""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import httpx
 import msgspec
 
-from farcall._pacing import OutageTimer
+from farcall._pacing import FOREIGN_RETRY_S, OutageTimer
 from farcall._settings import Authorizer, Settings, bearer_token
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
@@ -22,10 +23,12 @@ from farcall_common.errors import (
     ErrorRecord,
     FarcallError,
     Fault,
+    Forbidden,
     ProtocolError,
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
 
 _logger = logging.getLogger(__name__)
@@ -40,9 +43,10 @@ _INTERNAL_RETRY_S: Final = 15.0
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
+_ANSWERED_BY_OTHERS: Final = (
+    "A proxy or a login page may have answered, or the address is not that of a Farcall API (FARCALL_API_URL)."
+)
 _PIECE_BYTES: Final = 256 * 1024
-#: Environment proxies are for other machines: a tier on this machine is reached directly.
-_DIRECT: Final = ("all://localhost", "all://127.0.0.1", "all://[::1]")
 
 _instances: weakref.WeakSet[Http] = weakref.WeakSet()
 #: Pools that a forked child inherited. They are kept, unused: closing them could end the parent's TLS sessions.
@@ -51,6 +55,26 @@ _inherited: list[httpx.Client | None] = []
 
 def _new_backoff() -> Backoff:
     return Backoff(first_s=0.1, most_s=10.0, jitter=_random.random)
+
+
+class _Request(NamedTuple):
+    """``headers`` returns those of an attempt; ``read`` reads a success, and raises ProtocolError or
+    msgspec.DecodeError for one that is not of the service that was called; ``has_new_token`` is false where a new token
+    is possible after a refusal."""
+
+    method: str
+    url: str
+    content: bytes | None
+    query: Mapping[str, str | int] | None
+    headers: Callable[[], Mapping[str, str]]
+    read: Callable[[httpx.Response], Any]
+    is_api: bool = True
+    has_new_token: bool = True
+
+    @property
+    def shown(self) -> str:
+        """Method and address, without a query, which may contain signatures."""
+        return f"{self.method} {self.url.partition('?')[0]}"
 
 
 class Http:
@@ -82,6 +106,8 @@ class Http:
         self._authorizer = authorizer
         self._clock = clock
         self._never = threading.Event()
+        #: Whether the API has ever answered: an answer that does not fit was changed on its way then.
+        self._was_answered = False
         self._lock = threading.Lock()
         self._pool: httpx.Client | None = None
         _instances.add(self)
@@ -93,48 +119,91 @@ class Http:
         *,
         body: Any = None,
         query: Mapping[str, str | int] | None = None,
+        answer: Any = Any,
+        check: Callable[[Any], object] | None = None,
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Any:
         """Call the API. ``body`` is encoded as JSON unless it is bytes; the answer's JSON is returned.
 
-        Network failures and retryable answers are repeated, after the delay that the API requests or a random back-off,
-        until ``retry_timeout_s`` (the client's, unless given) is over or ``stop`` is set.
+        Network failures, retryable answers, and answers that do not fit are repeated, after the delay that the API
+        requests or a random back-off, until ``retry_timeout_s`` (the client's, unless given) is over or ``stop`` is
+        set. Refusals by others than Farcall are repeated for half a minute. A client that has had no answer of the API
+        yet raises them at once: its address may be wrong.
 
+        :param answer: the type as which the JSON is read; unless it is given, there may be no answer.
+        :param check: raises ProtocolError or msgspec.ValidationError for an answer that does not fit.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         """
+
+        def read(response: httpx.Response) -> Any:
+            content = response.read()
+            if not content and answer is Any:
+                return None
+            found = msgspec.json.decode(content, type=answer)
+            if check is not None:
+                check(found)
+            self._was_answered = True
+            return found
+
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
-        url = self.settings.api_url + path
+        request = _Request(method, self.settings.api_url + path, content, query, self._headers, read)
+        if self._authorizer is not None:
+            try:
+                renewable = request._replace(has_new_token=False)
+                return self._repeated(renewable, retry_timeout_s=retry_timeout_s, stop=stop)
+            except Unauthenticated:
+                if not self._authorizer.handle_missing_authorization():
+                    raise
+        return self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
 
-        def request() -> httpx.Response:
-            headers = self._headers()
-            return self._request(
-                method, url, content=content, query=query, headers=headers, retry_timeout_s=retry_timeout_s, stop=stop
-            )
-
-        try:
-            response = request()
-        except Unauthenticated:
-            if self._authorizer is None or not self._authorizer.handle_missing_authorization():
-                raise
-            response = request()
-        if not response.content:
-            return None
-        try:
-            return msgspec.json.decode(response.content)
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"{method} {path} did not answer with JSON", hint=_UNREACHABLE_HINT) from error
-
-    def put(self, url: str, data: bytes, *, headers: Mapping[str, str]) -> None:
+    def put(
+        self,
+        url: str,
+        data: bytes,
+        *,
+        headers: Mapping[str, str],
+        retry_timeout_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
         """Upload to a pre-signed address. The token is not sent: that address is another party's."""
-        self._request("PUT", url, content=data, headers=headers)
 
-    def get(self, url: str, *, most_bytes: int) -> bytearray:
+        def read(response: httpx.Response) -> None:
+            if response.read():
+                raise ProtocolError("the answer is not an object store's, which has no content")
+
+        request = _Request("PUT", url, data, None, lambda: headers, read, is_api=False)
+        self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
+
+    def get(
+        self,
+        url: str,
+        *,
+        most_bytes: int,
+        check: Callable[[bytearray], None] | None = None,
+        retry_timeout_s: float | None = None,
+        stop: threading.Event | None = None,
+    ) -> bytearray:
         """Download from a pre-signed address, into memory that is used for nothing else. The bytes are those that were
-        stored, whatever encoding the answer declares; not more than about ``most_bytes`` are read."""
-        received = bytearray()
-        self._request("GET", url, content=None, headers={}, received=received, most_bytes=most_bytes)
-        return received
+        stored, whatever encoding the answer declares; not more than about ``most_bytes`` are read.
+
+        :param check: raises ProtocolError for bytes that are not those that were stored.
+        """
+
+        def read(response: httpx.Response) -> bytearray:
+            received = bytearray()
+            response.headers.pop("content-encoding", None)
+            for chunk in response.iter_bytes():
+                received += chunk
+                if len(received) > most_bytes:
+                    break
+            if check is not None:
+                check(received)
+            return received
+
+        request = _Request("GET", url, None, None, dict, read, is_api=False)
+        found: bytearray = self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
+        return found
 
     def _headers(self) -> dict[str, str]:
         token = self.settings.token if self._authorizer is None else bearer_token(self._authorizer)
@@ -151,78 +220,73 @@ class Http:
         if pool is not None:
             pool.close()
 
-    def _request(
-        self,
-        method: str,
-        url: str,
-        *,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        query: Mapping[str, str | int] | None = None,
-        retry_timeout_s: float | None = None,
-        stop: threading.Event | None = None,
-        received: bytearray | None = None,
-        most_bytes: int = 0,
-    ) -> httpx.Response:
+    def _repeated(self, request: _Request, *, retry_timeout_s: float | None, stop: threading.Event | None) -> Any:
+        """What ``read`` of the request returns."""
         retry_timeout_s = self.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
-        outage = OutageTimer(now=self._clock())
+        outage, brief = OutageTimer(now=self._clock()), OutageTimer(now=self._clock())
         backoff = self._backoff()
         while True:
             try:
-                return self._once(
-                    method, url, content=content, headers=headers, query=query, received=received, most_bytes=most_bytes
-                )
+                return self._once(request)
             except FarcallError as error:
+                now = self._clock()
                 delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
-                broken = error.record.code == FarcallError.code
-                most_s = min(retry_timeout_s, _INTERNAL_RETRY_S) if broken else retry_timeout_s
-                if not error.record.retryable or outage.failed(now=self._clock()) + delay_s > most_s:
+                if (most_s := self._most_s(error, request)) is None:
                     raise
-                _logger.debug("%s %s: %s; retrying in %.2f s", method, url.partition("?")[0], error, delay_s)
+                # An error that is tolerated for a short time only counts from where it began.
+                brief_s = brief.failed(now=now) if most_s < retry_timeout_s else 0.0
+                if not brief_s:
+                    brief.reset(now=now)
+                if outage.failed(now=now) + delay_s > retry_timeout_s or brief_s + delay_s > most_s:
+                    raise
+                _logger.debug("%s: %s; retrying in %.2f s", request.shown, error, delay_s)
                 if (stop or self._never).wait(delay_s):
                     raise
 
-    def _once(
-        self,
-        method: str,
-        url: str,
-        *,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        query: Mapping[str, str | int] | None,
-        received: bytearray | None,
-        most_bytes: int,
-    ) -> httpx.Response:
-        """One attempt. The body of a success goes into ``received``, if that is given."""
-        sent = httpx.Headers(headers)
+    def _most_s(self, error: FarcallError, request: _Request) -> float | None:
+        """How long an error may last before it is raised, in seconds; None: it is raised at once."""
+        if error.record.retryable:
+            return _INTERNAL_RETRY_S if error.record.code == FarcallError.code else math.inf
+        if not error.is_foreign:
+            return None
+        is_unfit = error.record.fault is Fault.NETWORK
+        if not request.is_api:  # other refusals take another address
+            return FOREIGN_RETRY_S if is_unfit else None
+        if not self._was_answered:  # the address may be wrong; but a call may have been accepted
+            return FOREIGN_RETRY_S if is_unfit and request.method != "GET" else None
+        if isinstance(error, ProtocolError):
+            return math.inf
+        is_refusal = isinstance(error, Forbidden) or (isinstance(error, Unauthenticated) and request.has_new_token)
+        return FOREIGN_RETRY_S if is_refusal else None
+
+    def _once(self, request: _Request) -> Any:
+        """One attempt."""
+        content = request.content
+        sent = httpx.Headers(request.headers())
         pieces: bytes | Iterator[bytes] | None = content
         if content is not None and len(content) > _PIECE_BYTES:
             sent["content-length"] = str(len(content))
             pieces = _in_pieces(content)
         try:
-            with self._client().stream(method, url, content=pieces, headers=sent, params=query) as response:
-                if received is None or not response.is_success:
-                    response.read()
-                else:
-                    received.clear()
-                    response.headers.pop("content-encoding", None)
-                    for chunk in response.iter_bytes():
-                        received += chunk
-                        if len(received) > most_bytes:
-                            break
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            with self._client().stream(
+                request.method, request.url, content=pieces, headers=sent, params=request.query
+            ) as response:
+                if response.is_success:
+                    return request.read(response)
+                response.read()
+        except (ProtocolError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _unfit(request, error) from error
+        except httpx.InvalidURL as error:
             raise ConfigurationError(f"not a valid address: {error}") from error
-        except httpx.TransportError as error:
-            address = url.partition("?")[0]
-            message = f"{method} {address}: {str(error) or type(error).__name__}"
+        except httpx.UnsupportedProtocol as error:
+            raise ConfigurationError(str(error)) from error
+        except httpx.RequestError as error:
+            message = f"{request.shown}: {str(error) or type(error).__name__}"
             raise Unavailable(
                 message,
                 record=ErrorRecord(Unavailable.code, message, _UNREACHABLE_HINT, Fault.NETWORK, retryable=True),
             ) from error
-        if response.is_success:
-            return response
-        request = f"{method} {url.partition('?')[0]}"
-        raise error_from_response(response.status_code, response.headers, response.content, request=request)
+        raise error_from_response(response.status_code, response.headers, response.content, request=request.shown)
 
     def _client(self) -> httpx.Client:
         pool = self._pool
@@ -230,10 +294,9 @@ class Http:
             return pool
         with self._lock:
             if self._pool is None:
-                self._pool = httpx.Client(
+                self._pool = http_client(
                     timeout=self._timeout,
                     transport=self._transport,
-                    mounts=None if self._transport else dict.fromkeys(_DIRECT),
                     limits=httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=30.0),
                 )
             return self._pool
@@ -252,6 +315,17 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def _unfit(request: _Request, error: Exception) -> ProtocolError:
+    """The error of an answer that was cut or replaced, or comes from another service."""
+    reason = error.record.message if isinstance(error, ProtocolError) else str(error)
+    message = f"{request.shown} did not answer as expected: {reason}"
+    found = ProtocolError(
+        message, record=ErrorRecord(ProtocolError.code, message, _ANSWERED_BY_OTHERS, Fault.NETWORK, retryable=False)
+    )
+    found.is_foreign = True
+    return found
 
 
 def _in_pieces(content: bytes) -> Iterator[bytes]:

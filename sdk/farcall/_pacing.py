@@ -117,6 +117,11 @@ class PollSchedule:
         self._took_s = took_s if took_s <= _LONGEST_POLL_S else 0.0
 
 
+#: How long strange answers and refusals of others than Farcall are tolerated, in seconds: a gateway that is deployed
+#: anew, a login page of a network.
+FOREIGN_RETRY_S: Final = 30.0
+
+
 class OutageTimer:
     """Seconds since the last answer while requests fail. Every ``now`` is monotonic seconds.
 

@@ -109,12 +109,13 @@ class TargetWarnings:
         self._lock = threading.Lock()
         self._warned: set[tuple[str, str]] = set()
 
-    def show(self, answer: Mapping[str, Any], *, endpoint_id: str, names: Mapping[str, str]) -> None:
+    def show(self, found: Sequence[Any] | None, *, endpoint_id: str, names: Mapping[str, str]) -> None:
         """Warn of targets that the endpoint cannot hold.
 
+        :param found: the warnings of an answer.
         :param names: of the functions, by the ids of the request.
         """
-        for each in answer.get("warnings") or ():
+        for each in found or ():
             if not isinstance(each, Mapping) or each.get("code") != _INFEASIBLE:
                 continue
             function_id = str(each.get("function_id"))

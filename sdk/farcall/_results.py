@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs
+from farcall._api import IDS_PER_REQUEST, Api, BlobRef, Blobs, with_new_address
 from farcall._arguments import as_id
 from farcall._future import ComputeFuture, Origin, record_of, settle_cancelled, settle_failed
-from farcall._pacing import OutageTimer, PollSchedule
+from farcall._pacing import FOREIGN_RETRY_S, OutageTimer, PollSchedule
 from farcall._sealing import Sealer
 from farcall._trust import ResultPolicy
 from farcall_common.errors import (
@@ -56,8 +56,6 @@ _CLASSES: Final[Mapping[TaskState, type[TaskError]]] = {
 _PARALLEL_DOWNLOADS: Final = 4
 #: The stream may still push the result of a task that is younger than this.
 _SAMPLE_AGE_S: Final = 1.0
-#: Futures fail after a token was refused for this long.
-_REFUSED_RETRY_S: Final = 30.0
 
 
 def result_from_json(task: Mapping[str, Any]) -> tuple[StreamResult, bytes | None]:
@@ -157,15 +155,28 @@ def _load(serializer: Serializer, data: Piece, origin: Origin) -> Any:
 
 
 class ResultReader:
-    """Reads the values of results, and downloads those that are blobs. May be used from any thread."""
+    """Reads the values of results, and downloads those that are blobs. May be used from any thread.
+
+    :param retry_timeout_s, stop: for downloads, as in :meth:`Http.call`.
+    """
 
     def __init__(
-        self, api: Api, blobs: Blobs, policy: ResultPolicy, sealer: Sealer, *, allowed: frozenset[str] | None = None
+        self,
+        api: Api,
+        blobs: Blobs,
+        policy: ResultPolicy,
+        sealer: Sealer,
+        *,
+        allowed: frozenset[str] | None = None,
+        retry_timeout_s: float | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._api = api
         self._blobs = blobs
         self._policy = policy
         self._sealer = sealer
+        self._retry_timeout_s = retry_timeout_s
+        self._stop = stop
         #: The strategies that the serializer of the reader allows; None: all.
         self.allowed: frozenset[str] | None = allowed
 
@@ -223,27 +234,34 @@ class ResultReader:
         return self._sealer.opened_value(self._fetch_as_stored(result), result.task_id, sealed=origin.sealed)
 
     def _fetch_as_stored(self, result: StreamResult) -> Piece:
-        found = self._download(result.result_blob)
-        if found is not None:
-            return found
-        fresh, data = result_from_json(self._api.get_task(result.task_id))
-        found = self._download(fresh.result_blob) if data is None else data
-        if found is None:
+        if result.result_blob is not None and result.result_blob.url is not None:
+            try:
+                return self._download(result.result_blob)
+            except (Forbidden, NotFound):
+                pass  # the address has expired, or it is the store's answer about a blob that was deleted
+        try:
+            return with_new_address(lambda: self._fetch_again(result.task_id), stop=self._stop)
+        except (Forbidden, BlobUnknown) as error:
+            if error.is_foreign:
+                raise
             raise BlobUnknown(
                 f"the result of task {result.task_id} has been deleted",
                 hint="Results are kept for their retention time; run the task again.",
-            )
-        return found
+            ) from error
 
-    def _download(self, blob: BlobLocation | None) -> Piece | None:
-        """The blob, if it exists. A pre-signed address expires after minutes; after that the answer is Forbidden, as it
-        may be for a blob that was deleted."""
-        if blob is None or blob.url is None:
-            return None
-        try:
-            return self._blobs.download(BlobRef(blob.blob_key, blob.size_bytes, blob.sha256), blob.url)
-        except (Forbidden, NotFound):
-            return None
+    def _fetch_again(self, task_id: str) -> Piece:
+        task = self._api.get_task(task_id, retry_timeout_s=self._retry_timeout_s, stop=self._stop)
+        fresh, data = result_from_json(task)
+        if data is not None:
+            return data
+        if fresh.result_blob is None or fresh.result_blob.url is None:
+            raise BlobUnknown(f"task {task_id} has no result")
+        return self._download(fresh.result_blob)
+
+    def _download(self, blob: BlobLocation) -> Piece:
+        """The bytes of a blob with an address, which expires after minutes."""
+        ref = BlobRef(blob.blob_key, blob.size_bytes, blob.sha256)
+        return self._blobs.download(ref, blob.url or "", retry_timeout_s=self._retry_timeout_s, stop=self._stop)
 
 
 class Collector:
@@ -255,11 +273,16 @@ class Collector:
     :param on_finished: called once, after :meth:`close`, when the last future is settled.
     """
 
-    def __init__(self, reader: ResultReader, *, on_finished: Callable[[], None]) -> None:
+    def __init__(
+        self, reader: ResultReader, *, on_finished: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._reader = reader
+        self._clock = clock
         self._on_finished = on_finished
         self._open: dict[str, ComputeFuture[Any]] = {}
         self._fetching: dict[str, ComputeFuture[Any]] = {}
+        #: Tasks about which the last answer said nothing that can be read, and since when, in monotonic seconds.
+        self._doubted: dict[str, float] = {}
         self._downloads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._closing = False
@@ -321,12 +344,22 @@ class Collector:
             try:
                 result, data = result_from_json(task)
             except ProtocolError as error:
-                self.fail([task["task_id"]], error)
+                self.doubt([task["task_id"]], error)
                 continue
+            self._doubted.pop(result.task_id, None)
             if result.state.is_terminal:
                 self._settle(result, data, origin_from_json(task))
         self._check_finished()
         return before - len(self._open)
+
+    def doubt(self, task_ids: Iterable[str], error: FarcallError) -> None:
+        """Note tasks about which an answer says nothing that can be read. Their futures fail with the error if later
+        answers do not either."""
+        now = self._clock()
+        for task_id in task_ids:
+            if now - self._doubted.setdefault(task_id, now) >= FOREIGN_RETRY_S:
+                self._doubted.pop(task_id, None)
+                self.fail([task_id], error)
 
     def fail(self, task_ids: Iterable[str], error: BaseException) -> None:
         """Fail futures with an error of this side."""
@@ -353,6 +386,7 @@ class Collector:
 
     def _settle(self, result: StreamResult, data: bytes | None, polled: Origin | None) -> None:
         future = self._open.pop(result.task_id, None)
+        self._doubted.pop(result.task_id, None)
         if future is None:
             return  # settled by the other thread, or cancelled
         record = record_of(future)
@@ -446,7 +480,7 @@ class Poller:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         now = self._clock()
-        self._outage = OutageTimer(now=now)
+        self._outage, self._refused = OutageTimer(now=now), OutageTimer(now=now)
         self._schedule = PollSchedule(now=now)
         self._sampled = 0
 
@@ -476,17 +510,17 @@ class Poller:
             is_sample = self._schedule.next_is_sample(stream_is_open=self._stream_is_open(), now=started_at)
             self._schedule.poll_started()
             if is_sample:
-                self._outage.reset(now=started_at)
+                self._reset(now=started_at)
             try:
                 ended = self._poll(self._sample() if is_sample else self._collector.accepted())
             except FarcallError as error:
                 now = self._clock()
                 self._schedule.failed(took_s=now - started_at, now=now)
                 if not self._stop.is_set():
-                    self._give_up_after_outage(error, self._outage.failed(now=now))
+                    self._give_up_after_outage(error, now=now)
             else:
                 now = self._clock()
-                self._outage.reset(now=now)
+                self._reset(now=now)
                 record = self._schedule.sampled if is_sample else self._schedule.polled
                 record(ended=ended, took_s=now - started_at, now=now)
 
@@ -496,7 +530,7 @@ class Poller:
             while not self._stop.is_set():
                 now = self._clock()
                 if not self._collector.accepted():
-                    self._outage.reset(now=now)  # without open tasks there are no requests that could fail
+                    self._reset(now=now)  # without open tasks there are no requests that could fail
                     self._changed.wait()
                     continue
                 left_s = self._schedule.due_at(stream_is_open=self._stream_is_open(), now=now) - now
@@ -520,20 +554,30 @@ class Poller:
         for start in range(0, len(task_ids), IDS_PER_REQUEST):
             missing = task_ids[start : start + IDS_PER_REQUEST]
             while missing and not self._stop.is_set():
-                found = self._api.batch_status(missing, retry_timeout_s=0, stop=self._stop)
+                found = self._api.batch_status(missing, may_be_empty=True, retry_timeout_s=0, stop=self._stop)
                 ended += self._collector.take_polled(found.values())
                 if not found:  # an answer leaves out tasks beyond its largest size, but never all of them
-                    ended += len(missing)
-                    self._collector.fail(missing, TaskUnknown(f"the API does not know {len(missing)} tasks"))
+                    self._collector.doubt(missing, TaskUnknown(f"the API does not know {len(missing)} tasks"))
                     break
                 missing = [task_id for task_id in missing if task_id not in found]
         return ended
 
-    def _give_up_after_outage(self, error: FarcallError, outage_s: float) -> None:
-        """Fail the waiting futures if the outage is longer than ``retry_timeout_s``."""
+    def _reset(self, *, now: float) -> None:
+        """There was an answer, or no request."""
+        self._outage.reset(now=now)
+        self._refused.reset(now=now)
+
+    def _give_up_after_outage(self, error: FarcallError, *, now: float) -> None:
+        """Fail the waiting futures if the API has been out of reach for ``retry_timeout_s``, or has refused every
+        request for half a minute."""
+        outage_s, refused_s = self._outage.failed(now=now), 0.0
         is_refusal = isinstance(error, Unauthenticated | Forbidden)
+        if is_refusal:
+            refused_s = self._refused.failed(now=now)
+        else:
+            self._refused.reset(now=now)
         _logger.debug("polling failed, %.0f s without contact: %s", outage_s, error)
-        if outage_s < (min(_REFUSED_RETRY_S, self._retry_timeout_s) if is_refusal else self._retry_timeout_s):
+        if outage_s < self._retry_timeout_s and refused_s < FOREIGN_RETRY_S:
             return
         hint = "The tasks continue; Client.get_batch_result reads their results by task id."
         raised: FarcallError

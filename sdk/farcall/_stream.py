@@ -8,12 +8,13 @@ import math
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from farcall._answers import Forwarder
 from farcall._api import Api
 from farcall._results import Collector
 from farcall_common.backoff import Backoff
@@ -132,10 +133,10 @@ class Stream:
         """
         grant = self._api.open_stream(self._public_key.decode())
         error: FarcallError = Unavailable("the API named no forwarder")
-        for forwarder in grant["forwarders"]:
+        for forwarder in grant.forwarders:
             try:
                 with self._connected(context, forwarder) as (dealer, monitor):
-                    return self._receive(dealer, monitor, ticket=grant["ticket"], heartbeat_s=grant["heartbeat_s"])
+                    return self._receive(dealer, monitor, ticket=grant.ticket, heartbeat_s=grant.heartbeat_s)
             except FarcallError as failure:
                 error = failure
                 if self._open or self._stopping:
@@ -144,26 +145,27 @@ class Stream:
 
     @contextlib.contextmanager
     def _connected(
-        self, context: zmq.Context[zmq.Socket[bytes]], forwarder: Mapping[str, str]
+        self, context: zmq.Context[zmq.Socket[bytes]], forwarder: Forwarder
     ) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
-        with (
-            client_socket(
-                context,
-                server_key=forwarder["server_key"],
-                public_key=self._public_key.decode(),
-                secret_key=self._secret_key.decode(),
-                linger_ms=_LINGER_MS,
-                high_water_mark=_HIGH_WATER_MARK,
-            ) as dealer,
-            dealer.get_monitor_socket(sum(CONNECTION_LOST)) as monitor,
-        ):
-            try:
-                dealer.connect(forwarder["address"])
-                yield dealer, monitor
-            except zmq.ZMQError as error:
-                raise Unavailable(f"the stream to {forwarder['address']}: {error}") from error
-            finally:
-                dealer.disable_monitor()
+        try:
+            with (
+                client_socket(
+                    context,
+                    server_key=forwarder.server_key,
+                    public_key=self._public_key.decode(),
+                    secret_key=self._secret_key.decode(),
+                    linger_ms=_LINGER_MS,
+                    high_water_mark=_HIGH_WATER_MARK,
+                ) as dealer,
+                dealer.get_monitor_socket(sum(CONNECTION_LOST)) as monitor,
+            ):
+                try:
+                    dealer.connect(forwarder.address)
+                    yield dealer, monitor
+                finally:
+                    dealer.disable_monitor()
+        except zmq.ZMQError as error:
+            raise Unavailable(f"the stream to {forwarder.address}: {error}") from error
 
     def _receive(
         self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, ticket: str, heartbeat_s: float

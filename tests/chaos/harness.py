@@ -197,6 +197,9 @@ class Load:
                 name = outcome if outcome != "open" else state
                 result.unexpected[name] = result.unexpected.get(name, 0) + 1
             result.differing += outcome != "open" and heard != state
+        for task_id in ends.keys() - stored.keys():
+            name = f"{ends[task_id][4]} before it was accepted"
+            result.unexpected[name] = result.unexpected.get(name, 0) + 1
         result.once_twice += sum(starts[key] > 1 for _, key, _, kind, _ in ends.values() if kind == "once")
 
     def _stored(self, groups: Sequence[str]) -> dict[str, str]:
@@ -283,8 +286,8 @@ class Lab:
 
     def load(
         self, name: str, endpoints: Sequence[LocalEndpoint], *, programs: int = 1, user: str = "ada", api_url: str = "",
-        once: int = 1, once_of: int = 2, task_s: float = 0.005, result_bytes: int = 0, busy: bool = False,
-        target_ms: float = 0.0, directory: Path | None = None,
+        once: int = 1, once_of: int = 2, task_s: float = 0.005, result_bytes: int = 0, argument_bytes: int = 0,
+        busy: bool = False, target_ms: float = 0.0, directory: Path | None = None,
     ) -> Load:  # fmt: skip
         """Programs of a user that submit to these endpoints; their counts are in ``directory``, or in the lab's."""
         directory = (directory or self.directory) / name
@@ -297,7 +300,7 @@ class Lab:
             orders = Orders(
                 own, [endpoint.endpoint_id for endpoint in endpoints], str(directory / f"{own}.starts"),
                 str(directory / f"{own}.ends"), once, once_of, task_s, result_bytes, busy, self.scale.within_s,
-                target_ms,
+                target_ms, argument_bytes,
             )  # fmt: skip
             users.append((orders, self.environment(user, api_url=api_url)))
         return Load(self, directory, users)

@@ -17,8 +17,8 @@ import psutil
 
 import farcall
 from farcall_local.endpoint import LocalEndpoint
-from tests.chaos.harness import Lab, Load, PhaseResult, Sample, kill, pause, slope, stopped, tree
-from tests.chaos.proxy import Network
+from tests.chaos.harness import Lab, Load, PhaseResult, Sample, kill, pause, slope, stopped, tree, wait_until
+from tests.chaos.proxy import CHANGES, Network
 
 Phase = Callable[[Lab, PhaseResult], None]
 Fault = Callable[[], None]
@@ -120,6 +120,36 @@ def network(lab: Lab, result: PhaseResult) -> None:
         faults = [way.reset, latency, way.reset, silence] * lab.scale.rounds
         under_load(load, result, lab.scale.tasks, faults)
         load.count(result)
+
+
+def answers(lab: Lab, result: PhaseResult) -> None:
+    """Answers of the API and of the blob store changed on their way to programs: one without a result stream, and one
+    whose arguments and results are large."""
+    with (
+        Network(lab.tier.api_url, has_forwarders=False) as polls,
+        Network(lab.tier.api_url) as way,
+        lab.endpoint("answers") as endpoint,
+        lab.load("answers", [endpoint], api_url=polls.api_url) as load,
+        lab.load("answers-large", [endpoint], api_url=way.api_url, result_bytes=100_000, argument_bytes=300_000) as big,
+    ):
+        share = max(4, lab.scale.tasks // len(CHANGES))
+        for program in (load, big):
+            program.submit(2)
+            program.wait_for_more(1)
+        for name, change in CHANGES.items():
+            before = load.ended(), big.ended()
+            polls.change(change)
+            way.change(change)
+            load.submit(share)
+            big.submit(max(2, min(share // 4, 40)))
+            pause(lab.scale.hang_s / 10)
+            wait_until(lambda: polls.changed > 1 and way.changed > 1)
+            result.notes.append(f"{name}: {polls.changed + way.changed} answers changed")
+            polls.change(None)
+            way.change(None)
+            result.back_s.append(load.wait_for_more(before[0]) + big.wait_for_more(before[1]))
+        load.count(result)
+        big.count(result)
 
 
 def silence(lab: Lab, result: PhaseResult) -> None:
@@ -484,9 +514,10 @@ def _executor(lab: Lab, endpoint: LocalEndpoint) -> Iterator[farcall.Executor]:
 
 #: By name, with its share of the tasks of a run in hundredths.
 PHASES: Mapping[str, tuple[Phase, int]] = {
-    "kills": (kills, 35),
+    "kills": (kills, 33),
     "hangs": (hangs, 10),
     "network": (network, 5),
+    "answers": (answers, 2),
     "silence": (silence, 1),
     "disks": (disks, 1),
     "tier_disk": (tier_disk, 1),

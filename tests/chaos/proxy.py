@@ -1,4 +1,4 @@
-"""Faulty network between an endpoint or a client and the local tier: slow, silent, or cut."""
+"""Faulty network between an endpoint or a client and the local tier: slow, silent, cut, or with changed answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
-from typing import Any, Self
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, Self
 
 import httpx
 
@@ -18,6 +19,40 @@ _LOOPBACK = "127.0.0.1"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection sends RST
 _CHUNK_BYTES = 65536
 _HOP_BY_HOP = {"host", "connection", "content-length", "transfer-encoding", "accept-encoding"}
+
+
+class Answer(NamedTuple):
+    """An HTTP answer; ``length`` is the declared one, if it is another. ``wait_s`` lies between pieces of 16 bytes of
+    the first KiB. An answer that is ``lost`` is not sent."""
+
+    status: int
+    body: bytes
+    length: int | None = None
+    wait_s: float = 0.0
+    lost: bool = False
+
+
+Change = Callable[[Answer], Answer]
+
+
+def _status(status: int, body: bytes = b"<html>Bad Gateway</html>") -> Change:
+    return lambda answer: Answer(status, body)
+
+
+#: What a proxy or a gateway may do to an answer of the API, or of the blob store.
+CHANGES: dict[str, Change] = {
+    **{f"status {status}": _status(status) for status in (302, 401, 403, 404, 429, 500, 502, 503, 504)},
+    "gateway's 403": _status(403, b'{"message":"Forbidden"}'),
+    "HTML": _status(200, b"<html>Log in to the network</html>"),
+    **{f"JSON {text}": _status(200, text.encode()) for text in ("[]", "null", "{}", '"x"', '{"results":{}}')},
+    "foreign JSON": _status(200, b'{"status":"success","tasks":{"a":["b"]},"results":{"a":{"task_id":"a"}}}'),
+    "half": lambda answer: answer._replace(body=answer.body[: len(answer.body) // 2]),
+    "nothing": lambda answer: answer._replace(body=b""),
+    "cut": lambda answer: answer._replace(body=answer.body[: len(answer.body) // 2], length=len(answer.body)),
+    "too long": lambda answer: answer._replace(length=max(0, len(answer.body) - 10)),
+    "lost": lambda answer: answer._replace(lost=True),
+    "slow": lambda answer: answer._replace(wait_s=0.01),
+}
 
 
 class _Proxy:
@@ -84,9 +119,16 @@ class _Proxy:
 
 
 class Network:
-    """The API at :attr:`api_url`, which names forwarders by addresses of this network too."""
+    """The API at :attr:`api_url`, which names forwarders and the blob store by addresses of this network too.
 
-    def __init__(self, api_url: str) -> None:
+    :param has_forwarders: whether the addresses of forwarders can be reached.
+    """
+
+    def __init__(self, api_url: str, *, has_forwarders: bool = True) -> None:
+        self._has_forwarders = has_forwarders
+        self._change: Change | None = None
+        #: How many answers were changed since :meth:`change`.
+        self.changed: int = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network")
         self._thread.start()
@@ -101,20 +143,32 @@ class Network:
             def answer(self) -> None:
                 content = self.rfile.read(int(self.headers.get("content-length", 0)))
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_BY_HOP}
+                url = re.sub(r"^/at/(\d+)/", rf"http://{_LOOPBACK}:\1/", self.path)
                 try:
-                    answer = network._http.request(self.command, self.path, headers=headers, content=content)
+                    found = network._http.request(self.command, url, headers=headers, content=content)
                 except httpx.TransportError:
                     self.close_connection = True  # as the API's own connection was
                     return
-                body = re.sub(rb"tcp://127\.0\.0\.1:(\d+)", network._named, answer.content)
-                self.send_response(answer.status_code)
-                for name, value in answer.headers.items():
+                body = found.content
+                if url == self.path:  # not of the blob store
+                    body = re.sub(rb"tcp://127\.0\.0\.1:(\d+)", network._named, body)
+                    body = re.sub(rb"http://127\.0\.0\.1:(\d+)", rb"%s/at/\1" % network.api_url.encode(), body)
+                answer = network._changed(Answer(found.status_code, body))
+                self.close_connection = answer.length is not None or answer.lost
+                if answer.lost:
+                    return
+                self.send_response(answer.status)
+                for name, value in found.headers.items():
                     if name.lower() not in {*_HOP_BY_HOP, "content-encoding", "date", "server"}:
                         self.send_header(name, value)
-                self.send_header("content-length", str(len(body)))
+                self.send_header("content-length", str(len(answer.body) if answer.length is None else answer.length))
                 self.end_headers()
                 with contextlib.suppress(OSError):
-                    self.wfile.write(body)
+                    slow = answer.body[:1024] if answer.wait_s else b""
+                    for start in range(0, len(slow), 16):
+                        self.wfile.write(slow[start : start + 16])
+                        time.sleep(answer.wait_s)
+                    self.wfile.write(answer.body[len(slow) :])
 
             do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = answer  # noqa: N815 - the base class calls them so
 
@@ -156,6 +210,17 @@ class Network:
         for proxy in self._proxies():
             self._loop.call_soon_threadsafe(proxy.reset)
 
+    def change(self, change: Change | None) -> None:
+        """Change answers from now on; None: no more."""
+        self._change, self.changed = change, 0
+
+    def _changed(self, answer: Answer) -> Answer:
+        change = self._change
+        if change is None:
+            return answer
+        self.changed += 1
+        return change(answer)
+
     def delay(self, latency_s: float) -> None:
         """Delay each piece of what is sent."""
         for proxy in self._proxies():
@@ -167,6 +232,8 @@ class Network:
 
     def _named(self, address: re.Match[bytes]) -> bytes:
         port = int(address[1])
+        if not self._has_forwarders:
+            return b"tcp://127.0.0.1:1"  # refuses connections
         with self._lock:
             if port not in self._forwarders:
                 proxy = _Proxy(port)

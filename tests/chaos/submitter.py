@@ -36,9 +36,10 @@ class Orders(NamedTuple):
     busy: bool = False
     within_s: float = 300.0
     target_ms: float = 0.0
+    argument_bytes: int = 0
 
 
-def work(starts: str, key: str, task_s: float, result_bytes: int) -> bytes:
+def work(starts: str, key: str, task_s: float, result_bytes: int, argument: bytes) -> bytes:
     """Note the start, work, and return something. The task of nearly all phases."""
     import os
     import time
@@ -82,7 +83,8 @@ class Submitter:
             once = number % orders.once_of >= orders.once_of - orders.once
             key = f"{orders.name}.{number}"
             executor = self._executors[orders.endpoint_ids[number % len(orders.endpoint_ids)], once]
-            future = executor.submit(work, orders.starts, key, orders.task_s, orders.result_bytes)
+            argument = os.urandom(orders.argument_bytes)  # equal ones would be uploaded once
+            future = executor.submit(work, orders.starts, key, orders.task_s, orders.result_bytes, argument)
             with self._changed:
                 self._open[key] = future
             future.add_done_callback(lambda done, key=key, once=once: self._ended(key, once, done))  # type: ignore[misc]

@@ -177,7 +177,7 @@ def test_equal_bytes_in_two_threads_are_uploaded_once(cloud: FakeCloud) -> None:
 
 
 def test_failed_upload_is_retried_by_the_next_call(cloud: FakeCloud) -> None:
-    failures = [httpx.Response(400, text="no")]
+    failures = [httpx.Response(400, text="<Code>BadDigest</Code>")]
 
     def handle(request: httpx.Request) -> httpx.Response:
         return failures.pop() if request.method == "PUT" and failures else cloud.transport.handle_request(request)
@@ -212,7 +212,7 @@ def test_damaged_downloads_are_detected(cloud: FakeCloud, client: Client) -> Non
     ref = blobs.upload(b"data")
     cloud._blobs[ref.blob_key] = b"DATA"
     with pytest.raises(DeserializationError, match="not those that were stored"):
-        blobs.download(ref, f"https://blobs.farcall.test/{ref.blob_key}")
+        blobs.download(ref, f"https://blobs.farcall.test/{ref.blob_key}", retry_timeout_s=0)
 
 
 def test_an_expired_download_address_is_requested_again(cloud: FakeCloud) -> None:

@@ -31,7 +31,7 @@ from farcall import (
     track,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError, ProtocolError, TaskGroupUnknown
+from farcall_common.errors import DeserializationError, InvalidRequest, TaskGroupUnknown
 from tests.waiting import WAIT_S
 
 Wrapper = Callable[[httpx.Request], httpx.Response | None]
@@ -556,13 +556,13 @@ def test_interrupted_batch_may_run_again(cloud: FakeCloud) -> None:
         if request.url.path.endswith("/submit") and not cut:
             cut.append(request)
             cloud.transport.handle_request(request)
-            return httpx.Response(400, text="a proxy's own opinion")
+            return httpx.Response(400, json=InvalidRequest("cut short").record.to_json())
         return None
 
     with client_of(cloud, cut_short) as client:
         batch = client.create_batch()
         task_id = batch.add(client.register_function(divide), (6, 3))
-        with pytest.raises(ProtocolError):
+        with pytest.raises(InvalidRequest):
             client.batch_run(cloud.endpoint_id, batch)
         client.batch_run(cloud.endpoint_id, batch)
         assert client.get_result(task_id, wait_s=WAIT_S) == 2
@@ -609,7 +609,7 @@ def test_an_expired_token_fails_unsent_calls_and_no_others(offline: FakeCloud) -
     over = threading.Event()
 
     def refuse(request: httpx.Request) -> httpx.Response | None:
-        return httpx.Response(401, json={"message": "Unauthorized"}) if over.is_set() else None
+        return httpx.Response(401, json=Unauthenticated("expired").record.to_json()) if over.is_set() else None
 
     with client_of(offline, refuse) as client, Executor(offline.endpoint_id, client=client) as executor:
         taken = executor.submit(divide, 1)

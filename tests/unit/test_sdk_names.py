@@ -128,8 +128,9 @@ def client() -> Iterator[Client]:
         batch = client.create_batch(GROUP)
         for _ in TASKS:
             batch.add(function_id, ([],))
-        body = {"tasks": {function_id: ["p", "q"]}, "task_ids": {function_id: list(TASKS)}, "task_group_id": GROUP}
-        connection_of(client).api.submit(cloud.endpoint_id, msgspec.json.encode(body))
+        ids = {function_id: list(TASKS)}
+        body = {"tasks": {function_id: ["p", "q"]}, "task_ids": ids, "task_group_id": GROUP}
+        connection_of(client).api.submit(cloud.endpoint_id, msgspec.json.encode(body), task_ids=ids)
         yield client
 
 

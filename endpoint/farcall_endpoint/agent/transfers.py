@@ -14,6 +14,7 @@ from typing import Final
 import httpx
 
 from farcall_common.backoff import Backoff
+from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
 from farcall_endpoint.agent.relay import TransferFailed
 from farcall_endpoint.shared_memory import Frame, piece_of
@@ -41,7 +42,7 @@ class Transfers:
         connect_tries: int = _TRIES,
     ) -> None:
         self._connect_tries = connect_tries
-        self._client = httpx.Client(timeout=_TIMEOUT, transport=transport, follow_redirects=True)
+        self._client = http_client(timeout=_TIMEOUT, transport=transport, follow_redirects=True)
         self._pause = pause
 
     def close(self) -> None:
@@ -81,7 +82,7 @@ class Transfers:
                 self._pause(backoff.next_s())
             try:
                 response, body = self._once(method, url, content=content, headers=headers, most_bytes=most_bytes)
-            except httpx.InvalidURL as error:
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
                 raise TransferFailed(str(error), retryable=False) from error
             except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
                 reason = f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ import httpx
 
 from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
+from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
 from farcall_endpoint.cloud import authorization_of
 
@@ -33,7 +34,8 @@ def check_api(credentials: Credentials, endpoint_id: str | None) -> Reached:
     path = f"/v2/endpoints/{endpoint_id}/status" if endpoint_id else "/v2/version"
     started_at = time.monotonic()
     try:
-        answer = httpx.get(credentials.api_url + path, auth=authorization_of(credentials), timeout=_TIMEOUT_S)
+        with http_client(auth=authorization_of(credentials), timeout=_TIMEOUT_S) as client:
+            answer = client.get(credentials.api_url + path)
     except (httpx.HTTPError, httpx.InvalidURL, FarcallError) as error:
         return Reached(False, f"cannot be reached: {error}")
     took_ms = (time.monotonic() - started_at) * 1000

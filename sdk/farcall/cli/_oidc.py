@@ -20,6 +20,7 @@ import typer
 
 from farcall_common.addresses import check_address
 from farcall_common.errors import ConfigurationError, Unauthenticated, Unavailable
+from farcall_common.http_client import http_client
 from farcall_common.login import Login, client_form, request_token
 
 Json = Mapping[str, Any]
@@ -46,7 +47,8 @@ def discovered(issuer: str) -> Json:
     address = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
     hint = "--issuer is the address that the tokens' claim `iss` has."
     try:
-        answer = httpx.get(address, timeout=_TIMEOUT_S)
+        with http_client(timeout=_TIMEOUT_S) as client:
+            answer = client.get(address)
         document = answer.json() if answer.is_success else None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
         raise ConfigurationError(f"{issuer} is not an issuer: {error}", hint=hint) from error
@@ -71,11 +73,9 @@ def tokens_by_device(login: Login, provider: Json) -> Json:
     """
     wanted = {"client_id": login.client_id, "scope": login.scope, "audience": login.audience}
     try:
-        answer = httpx.post(
-            provider["device_authorization_endpoint"],
-            data={name: value for name, value in wanted.items() if value},
-            timeout=_TIMEOUT_S,
-        )
+        with http_client(timeout=_TIMEOUT_S) as client:
+            data = {name: value for name, value in wanted.items() if value}
+            answer = client.post(provider["device_authorization_endpoint"], data=data)
         codes = answer.json()
         device, code, address = codes["device_code"], codes["user_code"], codes["verification_uri"]
         interval_s = float(codes.get("interval", _INTERVAL_S))

@@ -24,6 +24,7 @@ import httpx
 from farcall_common.backoff import Backoff
 from farcall_common.errors import ErrorRecord
 from farcall_common.file_arguments import local_name, shown, source_of, source_path
+from farcall_common.http_client import http_client
 from farcall_common.object_keys import is_key
 from farcall_common.wire import FileReason
 from farcall_endpoint import outcomes
@@ -215,7 +216,7 @@ def endpoint_and_path(url: str) -> tuple[str, str]:
 @functools.cache
 def _client() -> httpx.Client:
     """For all pieces: made when the first one comes."""
-    return httpx.Client(timeout=_TIMEOUT, follow_redirects=True)
+    return http_client(timeout=_TIMEOUT, follow_redirects=True)
 
 
 def _download(url: str, most_bytes: int) -> bytes:

@@ -22,6 +22,7 @@ from typing import Final
 import httpx
 
 from farcall_common.file_arguments import shown
+from farcall_common.http_client import http_client
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import DraftWriter, Found, MoveCancelled, MoveError, ReadOnlyMover, is_settled
 
@@ -146,7 +147,7 @@ def _trusted() -> ssl.SSLContext:
 
 
 def _make_client() -> httpx.Client:
-    return httpx.Client(timeout=_TIMEOUT, verify=_trusted(), limits=_CONNECTIONS)
+    return http_client(timeout=_TIMEOUT, certificates=_trusted, limits=_CONNECTIONS)
 
 
 def _public_address(target: httpx.URL, url: str) -> str:
