@@ -93,6 +93,9 @@ def _rewritten(handle: FunctionHandle, requirements: Requirements, runtime: Endp
         except Exception as error:  # noqa: BLE001 - a strategy may fail in any way; the next one may not
             reasons.append(str(error))
             continue
+        if handle.snapshot is not None and not handle.snapshot.is_current():
+            reasons.insert(0, "something that it uses has changed since the call was submitted")
+            break
         if not unmet(packed.requirements, runtime):
             return FunctionHandle(handle.name, packed=packed)
     reason = reasons[0] if reasons else "it is not a plain function"

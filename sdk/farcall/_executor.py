@@ -490,7 +490,8 @@ class Executor(Submitter, SourceCode):
 
     Calls are sent in batches that grow with the load, results come back as they happen. Arguments and results over
     64 KiB are sent through the blob store automatically; over 10 MiB they are refused. A function is registered at its
-    first use. Requests are repeated after network failures; that never runs a call twice.
+    first use, and again when something that it uses has changed. Requests are repeated after network failures; that
+    never runs a call twice.
 
     :param endpoint_id: where to run: the name or the id of an endpoint; else the default one (see
         :meth:`Client.find_endpoint`). May be set later, and changed for the calls to come.

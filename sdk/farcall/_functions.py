@@ -38,6 +38,7 @@ from farcall_common.payload import (
 from farcall_common.payload.data import named_classes
 from farcall_common.payload.functions import check_callable
 from farcall_common.payload.include import included, with_modules
+from farcall_common.payload.snapshot import Snapshot
 from farcall_common.qos import QoS
 from farcall_common.staged_files import FileUse, pack_files, source_files, sources, uses
 from farcall_common.task_options import TaskOptions
@@ -50,8 +51,9 @@ _UNIVERSAL: Final = frozenset({b"st", b"sd", b"11", b"12", b"13"})
 #: Strategies whose first line is JSON, with the version of Python if there is byte code behind it.
 _WITH_HEAD: Final = frozenset({b"f1", b"f2", b"f3"})
 _BYTE_CODE: Final = b"01"
-#: Functions that an executor remembers by identity.
+#: Functions that an executor remembers, with what they used.
 _REMEMBERED: Final = 1024
+_COMPARED: Final = (types.FunctionType, types.BuiltinFunctionType)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,6 +376,7 @@ class FunctionHandle:
         "packed",
         "requirements",
         "rewritten",
+        "snapshot",
     )
 
     def __init__(
@@ -382,8 +385,9 @@ class FunctionHandle:
         *,
         packed: PackedFunction | None = None,
         function_id: str | None = None,
-        function: types.FunctionType | Decorated[..., Any] | None = None,
+        function: Callable[..., Any] | None = None,
         accepts: Accepts | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self.name: str = name
         self.description: str | None = function.registered_description if isinstance(function, Decorated) else None
@@ -397,6 +401,8 @@ class FunctionHandle:
         self.requirements: Requirements | None = packed.requirements if packed else None
         #: For writing it with another strategy. A function with state is not kept: each use of it is another function.
         self.function: Callable[..., Any] | None = function if self.requirements else None
+        #: What the function used when it was packed; None if that is not compared.
+        self.snapshot: Snapshot | None = snapshot
         #: The same function, written with other strategies.
         self.rewritten: list[FunctionHandle] = []
         #: Two handles with the same key are the same function.
@@ -411,13 +417,14 @@ class FunctionHandle:
 class FunctionTable:
     """Handles of functions, so that a function is serialised once and registered once.
 
-    A plain function is known by its identity: its closure is read at the first use. Anything with state (a partial, a
-    bound method, an instance) is serialised at each use, and known by its bytes.
+    A plain function is serialised again when something that it uses has changed (see :class:`Snapshot`); if the bytes
+    are new, it is another function. Anything with state (a partial, a bound method, an instance) is serialised at each
+    use, and known by its bytes.
     """
 
     def __init__(self, serializer: Serializer = DEFAULT_SERIALIZER) -> None:
         self._serializer = serializer
-        self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle]] = {}
+        self._by_identity: dict[int, tuple[Callable[..., Any], FunctionHandle, Snapshot | None]] = {}
         self._by_key: dict[str, FunctionHandle] = {}
         self._included = included()
 
@@ -429,21 +436,24 @@ class FunctionTable:
         """
         if self._included is not (now := included()):  # other modules travel: their functions are other functions
             self._included = now
-            for number, (_, handle) in [*self._by_identity.items()]:
+            for number, (_, handle, _) in [*self._by_identity.items()]:
                 if not handle.is_given:
                     self._by_identity.pop(number, None)
         known = self._by_identity.get(id(function))
-        if known is not None and known[0] is function:
+        if known is not None and known[0] is function and (known[2] is None or known[2].is_current()):
             return known[1]
+        snapshot = Snapshot(function) if type(function) in _COMPARED or isinstance(function, Decorated) else None
         fresh = FunctionHandle(
             display_name(function),
             packed=_pack_function(function, self._serializer),
-            function=function if isinstance(function, types.FunctionType | Decorated) else None,
+            function=None if snapshot is None else function,
             accepts=accepts_of(function),
+            snapshot=snapshot,
         )
         handle = self._by_key.setdefault(fresh.key, fresh)
-        if isinstance(function, types.FunctionType | types.BuiltinFunctionType | Decorated):
-            self._remember(function, handle)
+        if snapshot is not None:
+            handle.function, handle.snapshot = fresh.function, snapshot
+            self._remember(function, handle, snapshot)
         return handle
 
     def registered(
@@ -453,13 +463,13 @@ class FunctionTable:
         name = function_id if function is None else display_name(function)
         handle = self._by_key.setdefault(function_id, FunctionHandle(name, function_id=function_id, accepts=accepts))
         if function is not None:
-            self._remember(function, handle)
+            self._remember(function, handle, None)
         return handle
 
-    def _remember(self, function: Callable[..., Any], handle: FunctionHandle) -> None:
+    def _remember(self, function: Callable[..., Any], handle: FunctionHandle, snapshot: Snapshot | None) -> None:
         while len(self._by_identity) >= _REMEMBERED:
             self._by_identity.pop(next(iter(self._by_identity)), None)
-        self._by_identity[id(function)] = (function, handle)  # while the function is held, its id() is unique
+        self._by_identity[id(function)] = (function, handle, snapshot)  # while the function is held, its id() is unique
 
 
 def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from farcall import Client, EndpointIncompatible, Executor, PayloadTooLarge
-from farcall._compatibility import unmet
+from farcall._compatibility import _rewritten, unmet
 from farcall._endpoints import EndpointRuntime
 from farcall._functions import THIS_PYTHON, FunctionTable, PackedFunction, Requirements, pack_call
 from farcall.testing import FakeCloud
@@ -92,6 +92,16 @@ def test_universal_strategies_are_sent_to_every_endpoint(executor: Executor, clo
     assert executor.submit(plain, 1).result(WAIT_S) == 2
     assert executor.submit(len, b"abc").result(WAIT_S) == 3  # a name, and bytes
     assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
+
+
+def test_function_that_changed_after_its_call_is_not_rewritten_with_the_change() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__", "RATE": [1]}
+    exec("def rate(): return RATE[0]", namespace)
+    handle = FunctionTable(Serializer(code=(DillCode(),))).handle(namespace["rate"])
+    namespace["RATE"][0] = 2
+    old = EndpointRuntime("3.11", frozenset({"f2"}))
+    with pytest.raises(EndpointIncompatible, match="has changed since the call was submitted"):
+        _rewritten(handle, handle.requirements or Requirements(frozenset(), None), old)
 
 
 def test_a_function_that_is_byte_code_is_refused_with_the_reason(executor: Executor, cloud: FakeCloud) -> None:

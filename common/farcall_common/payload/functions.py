@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from farcall_common.errors import SerializationError
 from farcall_common.payload import shipped_modules
 from farcall_common.payload.serializer import Serializer
+from farcall_common.payload.snapshot import Snapshot
 
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 
@@ -68,15 +69,15 @@ class Function:
 class FunctionTable:
     """Serialised functions of a process.
 
-    A plain function is known by its identity: what it closes over is taken at its first use. Anything that carries
-    state (a partial, a bound method, an instance) is serialised at each use.
+    A plain function is serialised again when something that it uses has changed (see :class:`Snapshot`). Anything that
+    carries state (a partial, a bound method, an instance) is serialised at each use.
 
     :param included: modules that travel with each of them.
     """
 
     def __init__(self, included: Included | None = None) -> None:
         self._included = included
-        self._known: dict[int, tuple[Callable[..., Any], Function]] = {}
+        self._known: dict[int, tuple[Callable[..., Any], Function, Snapshot]] = {}
 
     def get(self, function: Callable[..., Any]) -> Function:
         """What travels for a function.
@@ -84,17 +85,18 @@ class FunctionTable:
         :raises SerializationError: if it cannot.
         """
         known = self._known.get(id(function))
-        if known is not None and known[0] is function:
+        if known is not None and known[0] is function and known[2].is_current():
             return known[1]
         check_callable(function)
+        snapshot = Snapshot(function) if type(function) in (types.FunctionType, types.BuiltinFunctionType) else None
         buffer = _serializer.serialize_function(function)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)
         made = Function(
             name if isinstance(name, str) else type(function).__name__, body, hashlib.sha256(body).hexdigest()
         )
-        if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
+        if snapshot is not None:
             while len(self._known) >= _MAX_KNOWN_FUNCTIONS:
                 self._known.pop(next(iter(self._known)), None)
-            self._known[id(function)] = (function, made)  # holding the function keeps its identity its own
+            self._known[id(function)] = (function, made, snapshot)  # holding the function keeps its identity its own
         return made

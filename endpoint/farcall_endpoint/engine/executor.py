@@ -127,8 +127,9 @@ class Engine(_Submitter):
         with Engine(max_workers=4) as engine:
             futures = [engine.submit(simulate, seed) for seed in range(100)]
 
-    Functions need not be importable: what is defined in a script or a notebook travels with its code. A plain function
-    is serialised at its first use. Workers start at once, in the current directory.
+    Functions need not be importable: what is defined in a script or a notebook travels with its code. A function is
+    serialised at its first use, and again when something that it uses has changed. Workers start at once, in the
+    current directory.
 
     As pools of the standard library do, leaving a ``with`` block waits for all that was submitted, also after Ctrl-C. A
     second Ctrl-C ends the wait; when the program ends, so do its tasks.
