@@ -217,7 +217,7 @@ def bytes_of(frame: Frame) -> Bytes:
 
 
 def copy_of(frame: Frame) -> Bytes:
-    """The bytes of a frame, copied if they are in shared memory: nobody changes them any more.
+    """The bytes of a frame, copied if they are in shared memory: they cannot change any more.
 
     :raises OSError: if they cannot be read.
     """

@@ -301,7 +301,9 @@ def send_result_in(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "large pages", "write-only", "pipe", "slow", "shut down"])
-def test_a_result_that_cannot_be_read_stops_nobody_else(cloud: FakeCloud, endpoint: EndpointProcess, kind: str) -> None:
+def test_a_result_that_cannot_be_read_stops_no_other_task(
+    cloud: FakeCloud, endpoint: EndpointProcess, kind: str
+) -> None:
     """Neither the manager nor the agent, which read it."""
     assert endpoint.agent is not None
     [manager] = endpoint.managers()
@@ -313,7 +315,7 @@ def test_a_result_that_cannot_be_read_stops_nobody_else(cloud: FakeCloud, endpoi
 
 
 def close_slowly() -> list[float]:
-    """Pass the manager a connection with data that nobody reads, so that its end waits; what it was told to wait."""
+    """Pass the manager a connection whose data is never read, so that closing the connection waits."""
     import array
     import os
     import socket
@@ -346,7 +348,7 @@ def close_slowly() -> list[float]:
     return [accepted.fileno()]
 
 
-def test_a_connection_that_is_slow_to_close_stops_nobody_else(
+def test_a_connection_that_is_slow_to_close_stops_no_other_task(
     cloud: FakeCloud, endpoint: EndpointProcess, level: str
 ) -> None:
     if level in ("none", "process"):

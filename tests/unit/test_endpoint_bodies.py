@@ -217,7 +217,7 @@ def memory_of(data: bytes, *, flags: int = 0) -> int:
 
 
 def unreadable(kind: str, directory: Path) -> int:
-    """A descriptor of what nobody can read as a memory file, or only after a long time."""
+    """A descriptor that cannot be read as a memory file, or only after a long time."""
     match kind:
         case "pipe":
             return os.pipe()[0]
@@ -237,9 +237,7 @@ KINDS = ["pipe", "directory", "slow", "file", "short", "O_WRONLY", "O_PATH"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_headers_in_files_that_nobody_can_read_are_malformed(
-    ends: tuple[Channel, Channel], tmp_path: Path, kind: str
-) -> None:
+def test_headers_in_unreadable_files_are_malformed(ends: tuple[Channel, Channel], tmp_path: Path, kind: str) -> None:
     manager, worker = ends
     packet = struct.pack("<IIIiQQ", 0, 500, 1, 0, 0, 500)
     file = MemoryFile(unreadable(kind, tmp_path))

@@ -241,7 +241,7 @@ RULES: Final[dict[str, Rule]] = {
         refused=(*_LOCAL_DATAGRAMS, (Argument(0, 40),)),  # AF_VSOCK
     ),
     "socketpair": Rule((53, 199), "sends datagrams to the path of any local socket", refused=_LOCAL_DATAGRAMS),
-    # SO_LINGER: whoever closes a socket that was passed on waits until its data has left.
+    # SO_LINGER: a process that closes a socket which was passed to it waits until the data has left.
     "setsockopt": Rule(
         (54, 208),
         "lets the endpoint wait as long as the task wishes",
