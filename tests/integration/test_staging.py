@@ -133,11 +133,11 @@ def test_storage_that_stalls_holds_up_no_other_file(tmp_path: Path) -> None:
         yield bytes(1000)
         has_ended.wait(WAIT_S)
 
-    def slow(first: int, last: int) -> Iterator[bytes]:
-        for start in range(first, last, 2**16):
-            if start >= 2**19 and has_ended.wait(0.01):
-                return
-            yield bytes(min(2**16, last - start))
+    def slow(first: int, _last: int) -> Iterator[bytes]:
+        for _ in range(0 if first else 28):  # the last piece comes after the shortest time between two reports
+            yield bytes(2**18)
+            has_ended.wait(0.05)
+        has_ended.wait(WAIT_S)
 
     bodies = {"stalled": stalled, "slow": slow, "good": lambda first, last: iter([content[first:last]])}
     buckets = {name: LargeObject(size_bytes, body) for name, body in bodies.items()}
@@ -156,7 +156,7 @@ def test_storage_that_stalls_holds_up_no_other_file(tmp_path: Path) -> None:
         assert moved.sha256 == sha256(content)
         of_slow_file = (size for each in progress(transfers) for number, size in each.transfers if number == slow_file)
         assert 0 < next(of_slow_file) < 8 * 2**20, "bytes are reported as they come"
-        assert len(buckets["stalled"].ranges) == 8, "what sends nothing has no further requests"
+        assert max(first for first, _ in buckets["stalled"].ranges) < 8 * 2**20, "what sends nothing has no helpers"
         has_ended.set()
     for bucket in buckets.values():
         bucket.close()

@@ -186,6 +186,10 @@ def test_directories_of_binds_must_exist_where_this_machine_is_the_node(tmp_path
     with pytest.raises(ConfigurationError) as caught:
         check_binds(read_config(file), file)
     assert f"{file}:5:9: engine.environments.binds: {tmp_path}/none does not exist on this machine" in str(caught.value)
+    file.write_text(f"engine:\n{binds}      - {tmp_path}/neither:/last\n")
+    with pytest.raises(ConfigurationError) as caught:
+        check_binds(read_config(file), file)
+    assert [f"{file}:{line}:9: " in str(caught.value) for line in (4, 5, 6)] == [False, True, True]
     file.write_text(f"engine:\n  provider: {{type: SlurmProvider}}\n{binds}")
     check_binds(read_config(file), file)
     file.write_text(f"engine: {{environments: {{binds: [{tmp_path}, '/dev/null:/etc/resolv.conf']}}}}")
