@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -43,6 +44,10 @@ _PERIOD_S: Final = 0.5
 _CHECK_S: Final = 20.0
 _CHECKS: Final = 3
 """A server that so many checks in a row had no answer from hangs, and is killed."""
+_SURE_S: Final = 1.0
+"""A server that has answered so lately is not asked again before a task gets its address."""
+_HUNG_S: Final = 5.0
+"""A server that does not answer for so long, and uses no CPU meanwhile, is replaced when a task asks for it."""
 _START_LIMIT_S: Final = 15.0
 _PROBE_S: Final = 0.01
 _PROBE_LIMIT_S: Final = 1.0
@@ -151,6 +156,10 @@ class ValkeyTable:
         entry = self._entries.get(submitter)
         return entry is not None and entry.address is not None
 
+    def doubted(self, submitter: str) -> None:
+        """It is not sure that a server still answers: requests wait until :meth:`started`."""
+        self._entries[submitter].address = None
+
     def started(self, submitter: str, address: ValkeyAddress) -> list[Answer]:
         """A server answers."""
         entry = self._entries[submitter]
@@ -195,6 +204,15 @@ class _Server:
     address: ValkeyAddress
     since: float  # epoch seconds
     connection: socket.socket | None = None
+    heard_at: float = 0.0  # monotonic seconds
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)  # of the connection
+
+    def cpu_s(self) -> float:
+        """CPU time that it has used."""
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self.process.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
 
     def kill(self) -> None:
         """Kill it, and processes that it has started."""
@@ -247,7 +265,11 @@ class ValkeyServers:
         """A task of a submitter, at this manager, asks for its server. Empty: the endpoint's owner. ``payer``: the
         identity as which the submitter counts."""
         self._collect()
-        is_new, answers = self._table.requested(manager_id, submitter, now=time.monotonic(), payer=payer)
+        now = time.monotonic()
+        if self._table.has_started(submitter) and now - self._servers[submitter].heard_at >= _SURE_S:
+            self._table.doubted(submitter)
+            self._submit(functools.partial(self._confirmed, submitter, self._servers[submitter]))
+        is_new, answers = self._table.requested(manager_id, submitter, now=now, payer=payer)
         self._send_all(answers)
         if is_new:
             self._start(submitter, tries=_TRIES)
@@ -329,6 +351,36 @@ class ValkeyServers:
         if self._unanswered[pid] == _CHECKS:
             _logger.error("the Valkey of %s, pid %d, does not answer: it is killed", submitter or "the owner", pid)
             server.kill()
+
+    def _confirmed(self, submitter: str, server: _Server) -> Callable[[], None]:
+        """In a thread: make sure that a server answers. One that uses the CPU is busy, and gets more time."""
+        began, used_s = time.monotonic(), server.cpu_s()
+        decide_at = began + _HUNG_S
+        while server.process.poll() is None:
+            if _answers(server):
+                return lambda: self._answered(submitter, server)
+            if (now := time.monotonic()) >= decide_at:
+                before_s, used_s = used_s, server.cpu_s()
+                if used_s <= before_s or now - began >= _CHECKS * _CHECK_S:
+                    break
+                decide_at = now + _HUNG_S
+            time.sleep(_PROBE_S)
+        return lambda: self._replace(submitter, server)
+
+    def _answered(self, submitter: str, server: _Server) -> None:
+        if self._servers.get(submitter) is server:
+            self._send_all(self._table.started(submitter, server.address))
+
+    def _replace(self, submitter: str, server: _Server) -> None:
+        """Start another server in place of one that does not answer; requests wait for it."""
+        if self._servers.get(submitter) is not server:
+            return
+        pid = server.process.pid
+        _logger.error("the Valkey of %s, pid %d, does not answer: it is replaced", submitter or "the owner", pid)
+        server.kill()
+        del self._servers[submitter], self._unanswered[pid]
+        self._ending.append(server)
+        self._start(submitter, tries=_TRIES)
 
     def _start(self, submitter: str, *, tries: int) -> None:
         """Start a server; a thread waits until it answers."""
@@ -444,6 +496,14 @@ def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
 def _answers(server: _Server) -> bool:
     """Whether a server answers: anything, as it has a limit of connections, and others can use them up. Its connection
     is kept for that reason, too. It gets no password, as another program may have the port."""
+    with server.lock:
+        is_alive = _is_alive(server)
+    if is_alive:
+        server.heard_at = time.monotonic()
+    return is_alive
+
+
+def _is_alive(server: _Server) -> bool:
     connection = server.connection
     try:
         if connection is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from farcall_common.errors import ErrorRecord, Unavailable, error_from_record
+from farcall_common.files import make_directory
 from farcall_local.postgres_files import forget_database
 from farcall_local.process import log_tail
 
@@ -36,7 +37,7 @@ def launch(
 
     :raises FarcallError: if the tier does not start, with the reason.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(directory, mode=0o700)
     log_path = directory / "logs" / "supervisor.log"
     log_path.parent.mkdir(exist_ok=True)
     flags = [word for name in users for word in ("--user", name)] + (["--until-eof"] if until_eof else [])

@@ -38,7 +38,7 @@ from farcall_common.errors import (
     TaskDeadLettered,
     TaskFailed,
 )
-from farcall_common.files import warn_if_shared, write_private
+from farcall_common.files import make_directory, warn_if_shared, write_private
 from farcall_common.graphs import MAX_STATES, STAGES, STATES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import Piece
@@ -540,7 +540,7 @@ class Sealer:
 
         path, secret = self._home / _SECRET_FILE, new_secret()
         try:
-            self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_directory(self._home, mode=0o700)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(encode_secret(secret) + "\n")

@@ -34,7 +34,7 @@ from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint,
 from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
 from tests.support.ordinary_user import as_ordinary_user
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 ALICE = "018f0000-0000-7000-8000-00000000000a"
 BOB = "018f0000-0000-7000-8000-00000000000b"
@@ -618,7 +618,7 @@ def test_an_engine_has_the_same(tmp_path: Path) -> None:
 class Servers(ValkeyServers):
     """The servers of an endpoint in this process; their jobs run when they are asked for."""
 
-    def __init__(self, settings: ValkeySettings | None = None) -> None:
+    def __init__(self, settings: ValkeySettings | None = None, *, check_s: float = 0.01) -> None:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self.answers: list[ValkeyAnswered] = []
         super().__init__(
@@ -627,7 +627,7 @@ class Servers(ValkeyServers):
             ports=None,
             submit=self.jobs.put,
             send=lambda _, message: self.answers.append(message),
-            check_s=0.01,
+            check_s=check_s,
         )
 
     def maintained(self) -> bool:
@@ -657,6 +657,17 @@ def test_a_server_that_hangs_is_replaced() -> None:
         wait_gone([hanging])
         _, second = valkey.start()
         assert first != second
+
+
+def test_a_stopped_server_is_replaced_when_a_task_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farcall_endpoint.valkey._SURE_S", 0.0)
+    with contextlib.closing(Servers(check_s=WAIT_S)) as valkey:
+        stopped, first = valkey.start()
+        assert valkey.start() == (stopped, first)
+        stopped.suspend()
+        _, second = valkey.start()
+        assert first != second
+        wait_gone([stopped])
 
 
 def test_a_program_that_takes_the_port_of_a_server_gets_no_password(monkeypatch: pytest.MonkeyPatch) -> None:

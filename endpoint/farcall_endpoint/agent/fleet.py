@@ -333,7 +333,8 @@ class Fleet:
 
     def _block_ended(self, block_id: str, reason: str, now: float, *, refused: bool = False) -> None:
         if self._blocks.ended(block_id, reason, now=now, refused=refused):
-            _logger.warning("%s; another one is tried, and tasks wait", self._blocks.problem)
+            then = "waiting tasks fail" if self._blocks.refusal else "tasks wait, and another block is tried"
+            _logger.warning("%s; %s", self._blocks.problem, then)
 
     def _is_silent(self, block: _Block, manager_id: str, now: float) -> bool:
         """Whether no more messages of a manager can arrive, once its block has ended."""

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from farcall_common.files import make_directory
+
 _LOCK_PERIOD_S: Final = 0.2
 _LAYOUT: Final = "2"
 """Of the names in the directory, and of what they contain."""
@@ -230,7 +232,7 @@ def make_private(directory: Path) -> None:
     :raises OSError: if others could write into it: it may be in a directory that all users share.
     """
     is_new = not directory.exists()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_directory(directory, mode=0o700)
     found = directory.lstat()
     is_shared = bool(found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or is_shared:
