@@ -6,6 +6,8 @@ import collections
 import functools
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -224,6 +226,28 @@ def test_large_arguments_and_results_are_repeated_as_long_as_the_executor_says(c
         data = os.urandom(400_000)
         assert executor.submit(bytes, data).result(WAIT_S) == data
     assert not +left
+
+
+def test_a_program_that_ends_does_not_wait_for_the_blob_store() -> None:
+    program = """
+import httpx
+import farcall._engine
+from farcall import Client, Executor
+from farcall.testing import FakeCloud
+
+farcall._engine._FLUSH_AT_EXIT_S = 0.2
+cloud = FakeCloud()
+
+def handle(request):
+    if request.method == "PUT":
+        raise httpx.ConnectError("refused")
+    return cloud.transport.handle_request(request)
+
+client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle))
+Executor(cloud.endpoint_id, client=client).submit(len, bytes(1_000_000))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert "calls that could not be sent" in ended.stderr
 
 
 @pytest.mark.parametrize("answer", [{}, {"status": "resting"}, {"status": "success", "completion_t": "soon"}])
