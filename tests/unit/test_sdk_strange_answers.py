@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
@@ -17,9 +19,11 @@ import pytest
 
 from farcall import Client, ComputeFuture, Executor, Settings
 from farcall._api import Api, Blobs, with_new_address
+from farcall._client import connection_of
 from farcall._future import TaskRecord
 from farcall._http import Http
 from farcall._results import Collector
+from farcall._task_output import OutputCursor
 from farcall.testing import FakeCloud
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
@@ -277,3 +281,22 @@ def test_a_name_that_would_be_another_path_is_refused(cloud: FakeCloud, name: st
                 call(name)
         with pytest.raises(TypeError, match="Expected an id or an alias"):
             client.create_batch().add(cast("Any", None))
+
+
+@pytest.mark.parametrize("path", ["/why", "/v3/batch_output"])
+@pytest.mark.parametrize("field", ["endpoint", "qos", "state_age_s", "results"])
+@pytest.mark.parametrize("value", [0, "x", [1], {"status": {}}, {"t": {"status": "running", "stdout": {"text": "x"}}}])
+def test_strange_fields_fail_requests_and_no_thread(cloud: FakeCloud, path: str, field: str, value: object) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        response = cloud.transport.handle_request(request)
+        if not request.url.path.endswith(path):
+            return response
+        return httpx.Response(response.status_code, json=json.loads(response.read()) | {field: value})
+
+    transport = httpx.MockTransport(handle)
+    with Client("https://farcall.test", cloud.token, transport=transport, retry_timeout_s=0) as client:
+        task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=client.register_function(abs))
+        cursor = OutputCursor("t")
+        for look in (lambda: client.why(task_id), lambda: connection_of(client).output.read([cursor])):
+            with contextlib.suppress(FarcallError):
+                look()
