@@ -24,7 +24,7 @@ from farcall.cli._app import app as farcall
 from farcall.testing import FakeCloud
 from farcall_common.credentials import Credentials, config_path, stored_values, write_settings
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint import Engine
+from farcall_endpoint import Engine, systemd
 from farcall_endpoint.cli import app as farcall_endpoint
 from farcall_endpoint.directory import EndpointDirectory
 from tests.waiting import WAIT_S
@@ -321,3 +321,11 @@ def test_what_needs_a_home_directory_names_the_variables(app: typer.Typer, argum
 def test_an_engine_without_a_home_directory_names_the_variables() -> None:
     with pytest.raises(ConfigurationError, match="FARCALL_HOME"):
         Engine(max_workers=1)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_directory_there_is_no_unit_of_systemd() -> None:
+    assert systemd.unit_file({}, "lab") is None
+    assert systemd.disable_on_boot(None, environ={}) is None
+    with pytest.raises(ConfigurationError, match="Set HOME"):
+        systemd.enable_on_boot(None, "", environ={})
