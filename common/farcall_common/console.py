@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib.metadata
+import io
 import itertools
 import platform
 import re
@@ -107,6 +108,13 @@ def new_group(help_: str, *, cls: type[Commands] = Commands, **settings: Any) ->
     """A group of commands, to be filled; ``settings`` are those of :class:`typer.Typer`."""
     names = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(cls=cls, help=help_, no_args_is_help=True, context_settings=names, **settings)
+
+
+def write_every_character() -> None:
+    """Write characters that the encoding of the terminal does not have as escapes (``\\u017d``)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None, for example, if the stream is closed
+            stream.reconfigure(errors="backslashreplace")
 
 
 def versions() -> dict[str, str]:

@@ -74,12 +74,12 @@ class Credentials:
         :raises ConfigurationError: if a setting is missing or invalid, or if the address is ``http`` of another machine
             and ``FARCALL_ALLOW_HTTP`` is not 1.
         """
-        home = find_home(environ) if home is None else home
+        home = known_home(environ) if home is None else home
         api_url = _value(api_url) or from_environment("api_url", environ)
         token = _value(token) or from_environment("token", environ)
         stored = {} if api_url and token else read_settings(home)
         api_url = api_url or _value(stored.get("api_url"))
-        login = login_at(api_url, home) if api_url and not token else None
+        login = login_at(api_url, home) if api_url and not token and home is not None else None
         token = "" if login else token or _value(stored.get("token"))
         if api_url is None or token is None:
             raise ConfigurationError(
@@ -115,13 +115,30 @@ def login_at(api_url: str, home: Path) -> Path | None:
 
 
 def find_home(environ: Mapping[str, str]) -> Path:
-    """The directory of Farcall's files for a user."""
-    return Path(environ.get("FARCALL_HOME") or "~/.farcall").expanduser()
+    """The directory of Farcall's files for a user.
+
+    :raises ConfigurationError: if the user has no home directory.
+    """
+    home = known_home(environ)
+    if home is None:
+        raise ConfigurationError(
+            "The home directory is not known: HOME is not set, and the user has no entry in the password database",
+            hint="Set HOME, or FARCALL_HOME to a directory for Farcall's files.",
+        )
+    return home
 
 
-def config_path(home: Path) -> Path:
+def known_home(environ: Mapping[str, str]) -> Path | None:
+    """The directory of Farcall's files for a user; None for a user without a home directory."""
+    try:
+        return Path(environ.get("FARCALL_HOME") or "~/.farcall").expanduser()
+    except RuntimeError:
+        return None
+
+
+def config_path(home: Path | None) -> Path:
     """The file of the settings."""
-    return home / "config.toml"
+    return Path("~/.farcall" if home is None else home) / "config.toml"
 
 
 def from_environment(name: str, environ: Mapping[str, str]) -> str | None:
@@ -129,11 +146,13 @@ def from_environment(name: str, environ: Mapping[str, str]) -> str | None:
     return _value(environ.get(VARIABLES[name]))
 
 
-def read_settings(home: Path) -> dict[str, str]:
-    """The settings in ``config.toml``; none without the file.
+def read_settings(home: Path | None) -> dict[str, str]:
+    """The settings in ``config.toml``; none without the file, or without a home directory.
 
     :raises ConfigurationError: if it cannot be read, or a setting is not a string.
     """
+    if home is None:
+        return {}
     path = config_path(home)
     table = _table(_read(path)[1], path)
     for name in VARIABLES:

@@ -19,7 +19,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from farcall_common.console import new_group, show_table, versions
+from farcall_common.console import new_group, show_table, versions, write_every_character
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
@@ -79,14 +79,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    home: Path
+    config_dir: Path | None
     debug: bool
+
+    @property
+    def home(self) -> Path:
+        """The directory of Farcall's files.
+
+        :raises ConfigurationError: if the user has no home directory.
+        """
+        return self.config_dir or find_home(os.environ)
 
 
 def main() -> None:
     """The console script."""
     open_missing_streams()
     raise_on_sigterm()
+    write_every_character()
     app()
 
 
@@ -107,7 +116,7 @@ def _global(
         bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    context.obj = _Options(home=config_dir or find_home(os.environ), debug=debug)
+    context.obj = _Options(config_dir, debug)
 
 
 @app.command()

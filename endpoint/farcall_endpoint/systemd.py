@@ -22,7 +22,7 @@ from farcall_common.exit_codes import exit_code_of
 _TIMEOUT_S: Final = 20
 _KEPT: Final = (
     "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
-    "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy",
+    "ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "http_proxy", "no_proxy",
 )  # fmt: skip
 """Variables of a login that systemd does not pass on, and that an agent needs to find commands and the API."""
 _FINAL: Final = (ConfigurationError, EndpointInUse, Unauthenticated, SessionRefused, SpoolOutdated, EndpointUnknown)
@@ -62,9 +62,12 @@ class Outcome:
     reason: str = ""
 
 
-def unit_file(environ: Mapping[str, str], name: str) -> Path:
-    """The path of an endpoint's unit."""
-    config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".config")
+def unit_file(environ: Mapping[str, str], name: str) -> Path | None:
+    """The path of an endpoint's unit; None for a user without a home directory."""
+    try:
+        config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME") or "~").expanduser() / ".config")
+    except RuntimeError:
+        return None
     return Path(config) / "systemd" / "user" / f"farcall-endpoint-{name}.service"
 
 
@@ -83,11 +86,13 @@ def unit_text(
     )
 
 
-def enable_on_boot(unit: Path, text: str, *, environ: Mapping[str, str]) -> Outcome:
+def enable_on_boot(unit: Path | None, text: str, *, environ: Mapping[str, str]) -> Outcome:
     """Write the unit, and enable it if systemd is available.
 
     :raises ConfigurationError: if the unit cannot be written.
     """
+    if unit is None:
+        raise ConfigurationError("The home directory is not known, and units of systemd are in it.", hint="Set HOME.")
     try:
         unit.parent.mkdir(parents=True, exist_ok=True)
         unit.write_text(text)
@@ -101,12 +106,12 @@ def enable_on_boot(unit: Path, text: str, *, environ: Mapping[str, str]) -> Outc
     return Outcome(unit, reason is None, to_do, reason or "")
 
 
-def disable_on_boot(unit: Path, *, environ: Mapping[str, str]) -> Outcome | None:
+def disable_on_boot(unit: Path | None, *, environ: Mapping[str, str]) -> Outcome | None:
     """Remove the unit; None if there was none. A running endpoint continues.
 
     :raises ConfigurationError: if the unit cannot be removed.
     """
-    if not unit.exists():
+    if unit is None or not unit.exists():
         return None
     disable, reload = ("systemctl", "--user", "disable", unit.name), ("systemctl", "--user", "daemon-reload")
     reason = _first_failure((disable,), environ)

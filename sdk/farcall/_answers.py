@@ -74,9 +74,9 @@ class Cancelled(msgspec.Struct, gc=False):
 class Stream(msgspec.Struct, gc=False):
     """Text of a stream, and the bytes from and to which it reaches."""
 
-    text: str = ""
-    begin: int | None = msgspec.field(name="from", default=None)
-    next: int | None = None
+    text: str
+    begin: int = msgspec.field(name="from")
+    next: int
 
 
 class Output(msgspec.Struct, gc=False):
@@ -86,30 +86,13 @@ class Output(msgspec.Struct, gc=False):
     attempt: int | None = None
     stdout: Stream | None = None
     stderr: Stream | None = None
+    sealed: str | None = None
 
 
 class Outputs(msgspec.Struct, gc=False):
     """Output of tasks by id."""
 
     results: dict[str, Output]
-
-
-class EndpointOfWhy(msgspec.Struct, gc=False):
-    """The endpoint in an answer about a task that waits."""
-
-    status: str
-    details: Json | None = None
-
-
-class Waits(msgspec.Struct, gc=False):
-    """Why a task waits."""
-
-    task_id: str
-    reason: str
-    text: str
-    state: str
-    state_age_s: float
-    endpoint: EndpointOfWhy | None = None
 
 
 class Runtime(msgspec.Struct, gc=False):

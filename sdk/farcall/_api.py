@@ -29,7 +29,6 @@ from farcall._answers import (
     Statuses,
     StreamGrant,
     Submitted,
-    Waits,
     as_struct,
     with_list,
 )
@@ -316,9 +315,10 @@ class Api:
         return events
 
     def why(self, task_id: str, *, retry_timeout_s: float | None = None, stop: threading.Event | None = None) -> Json:
+        from farcall._task_info import Why  # here: most programs need none
+
         path = f"/v3/tasks/{_in_path(task_id)}/why"
-        check = as_struct(Waits)
-        return self._call("GET", path, check=check, retry_timeout_s=retry_timeout_s, stop=stop)
+        return self._call("GET", path, check=Why.from_json, retry_timeout_s=retry_timeout_s, stop=stop)
 
     def batch_output(self, tasks: Sequence[Json], *, stop: threading.Event | None = None) -> dict[str, Json]:
         """New output of tasks by id: of each its id, and the bytes from which on to read its streams."""

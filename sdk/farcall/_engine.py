@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import math
 import os
 import queue
 import threading
@@ -79,6 +80,7 @@ _SHARED_FILES: Final = 50
 _COUNTED_BYTES: Final = 4 * 1024
 _JOIN_TIMEOUT_S: Final = 15.0
 _FLUSH_AT_EXIT_S: Final = 10.0
+_NOT_SENT: Final = "the process exits with calls that could not be sent"
 
 _thread: Final = threading.local()
 
@@ -118,10 +120,27 @@ class MemoryBudget:
 
 
 class _StopOrExit(threading.Event):
-    """Ends the retries of transfers, also when the main thread has ended: Python waits for pools of threads then."""
+    """Ends the retries of transfers, also some seconds after the program ended: Python waits for pools of threads then.
+
+    :param pool: takes no more work when the program ends.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._pool = pool
+        self._exits_at = math.inf
 
     def wait(self, timeout: float | None = None) -> bool:
-        return super().wait(timeout) or not threading.main_thread().is_alive()
+        return super().wait(timeout) or (self.is_exiting() and time.monotonic() >= self._exits_at)
+
+    def is_exiting(self) -> bool:
+        """Whether the program ends."""
+        try:
+            self._pool.submit(int)
+        except RuntimeError:
+            self._exits_at = min(self._exits_at, time.monotonic() + _FLUSH_AT_EXIT_S)
+            return True
+        return False
 
 
 class OutgoingTask(TaskRecord):
@@ -459,7 +478,10 @@ class Engine:
         self._blobs = connection.blobs
         self._sealer = connection.sealer
         self._retry_timeout_s = retry_timeout_s
-        self._abandoned = _StopOrExit()
+        self._uploads = ThreadPoolExecutor(
+            _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
+        )
+        self._abandoned = _StopOrExit(self._uploads)
         self._reader = ResultReader(
             self._api,
             self._blobs,
@@ -489,9 +511,6 @@ class Engine:
             on_accepted=self._tasks_added,
             on_gap=self._poll_soon,
             on_sent=self._unsent.release,
-        )
-        self._uploads = ThreadPoolExecutor(
-            _PARALLEL_UPLOADS, thread_name_prefix=f"{label}-upload", initializer=_mark_thread
         )
         self._output = connection.output
         self._output_watch: OutputWatch | None = None
@@ -819,6 +838,8 @@ class Engine:
                 task.payload = encode_payload(self._upload(sealed) if len(sealed) > INLINE_BYTES else sealed)
                 self.sender.send(task)
         except BaseException as error:  # noqa: BLE001 - any error fails the future, which the caller waits for
+            if self._abandoned.is_exiting():
+                _logger.warning(_NOT_SENT)
             self._collector.fail([task.task_id], error)
         finally:
             if reserved_bytes:
@@ -932,7 +953,7 @@ def _flush_at_exit() -> None:
     _exiting = True
     for engine in [engine for engine in _running if engine._pid == os.getpid()]:
         if not engine.flush(_FLUSH_AT_EXIT_S):
-            _logger.warning("the process exits with calls that could not be sent")
+            _logger.warning(_NOT_SENT)
         engine.abandon()
         engine.join()
         engine.fail_unsettled()

@@ -132,7 +132,7 @@ class Http:
         yet raises them at once: its address may be wrong.
 
         :param answer: the type as which the JSON is read; unless it is given, there may be no answer.
-        :param check: raises ProtocolError or msgspec.ValidationError for an answer that does not fit.
+        :param check: raises an exception for an answer that does not fit: ProtocolError, or as reading it would.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         """
 
@@ -142,7 +142,10 @@ class Http:
                 return None
             found = msgspec.json.decode(content, type=answer)
             if check is not None:
-                check(found)
+                try:
+                    check(found)
+                except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                    raise ProtocolError(f"it cannot be read: {error!r}") from error
             self._was_answered = True
             return found
 

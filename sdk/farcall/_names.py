@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall._arguments import as_reference, as_uuid
-from farcall_common.credentials import config_path, find_home, read_settings
+from farcall_common.credentials import config_path, known_home, read_settings
 from farcall_common.errors import (
     ConfigurationError,
     EndpointUnknown,
@@ -70,7 +70,7 @@ class EndpointNames:
         """The configured endpoint, and for messages, where it is configured."""
         if given := self._environ.get("FARCALL_ENDPOINT"):
             return given, ", which FARCALL_ENDPOINT names"
-        home = find_home(self._environ)
+        home = known_home(self._environ)
         return read_settings(home).get("endpoint") or None, f", which {config_path(home)} names"
 
     def _choose(self, wanted: str | None, source: str) -> str:

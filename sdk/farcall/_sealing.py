@@ -25,7 +25,7 @@ import msgspec
 
 from farcall._details import SealedDetails
 from farcall._endpoints import EndpointCache
-from farcall_common.credentials import find_home, from_environment, read_settings
+from farcall_common.credentials import find_home, from_environment, known_home, read_settings
 from farcall_common.errors import (
     ConfigurationError,
     EndpointIncompatible,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 SealMode = Literal["off", "offered", "required"]
 _MODES: Final[tuple[SealMode, ...]] = ("off", "offered", "required")
+#: Tasks whose ids say another thing about seals than their calls.
+_EXCEPTIONS_FILE: Final = "sealed_tasks"
 _SECRET_FILE: Final = "sealing.secret"  # noqa: S105 - a name
 _SECRET_VARIABLE: Final = "FARCALL_SEALING_SECRET"  # noqa: S105 - a name
 _SEALED: Final = (b"fs\n", b"bs\n")
@@ -83,7 +85,7 @@ def default_mode(given: str | None, *, environ: Mapping[str, str] = os.environ) 
     if found := given or from_environment("sealed", environ):
         mode = seal_mode(found)
         return lambda: mode
-    return functools.cache(lambda: seal_mode(read_settings(find_home(environ)).get("sealed") or "off"))
+    return functools.cache(lambda: seal_mode(read_settings(known_home(environ)).get("sealed") or "off"))
 
 
 def seal_mode(found: str) -> SealMode:
@@ -98,17 +100,31 @@ def seal_mode(found: str) -> SealMode:
 
 
 class _Lines:
-    """Lines of a file that several processes write. May be used from any thread."""
+    """Lines of a file that several processes write. May be used from any thread.
 
-    def __init__(self, path: Path) -> None:
-        self.path: Path = path
+    :param home: the directory of the file; None: there is none, and nothing can be written.
+    """
+
+    def __init__(self, home: Path | None, name: str) -> None:
+        self._home = home
+        self._name = name
         self._known: tuple[object, dict[str, str]] = None, {}
+
+    @property
+    def path(self) -> Path:
+        """The path of the file.
+
+        :raises ConfigurationError: without a home directory.
+        """
+        return (self._home or find_home({})) / self._name
 
     def read(self) -> dict[str, str]:
         """The second word of each line by the first one; the last line with a word counts.
 
         :raises ConfigurationError: if the file cannot be read.
         """
+        if self._home is None:
+            return {}
         try:
             found = self.path.stat()
             state = found.st_ino, found.st_mtime_ns, found.st_size
@@ -151,8 +167,8 @@ class KnownEndpoints:
         ID:newest-key EPOCH_SECONDS         a line of its own: earlier releases keep it when they write the file
     """
 
-    def __init__(self, home: Path) -> None:
-        self._lines = _Lines(home / "known_endpoints")
+    def __init__(self, home: Path | None) -> None:
+        self._lines = _Lines(home, "known_endpoints")
         self._lock = threading.Lock()
 
     def get(self, endpoint_id: str) -> str | None:
@@ -242,9 +258,9 @@ class Sealer:
         self._mode = mode
         self._endpoints = endpoints
         self._environ = environ
-        self._home = find_home(environ) if home is None else home
+        self._home = known_home(environ) if home is None else home
         self.known: KnownEndpoints = KnownEndpoints(self._home)
-        self._exceptions = _Lines(self._home / "sealed_tasks")
+        self._exceptions = _Lines(self._home, _EXCEPTIONS_FILE)
         self._lock = threading.Lock()
         self._secret: bytes | None = None
         self._checked: dict[str, tuple[Mapping[str, Any], SealingKey]] = {}
@@ -424,7 +440,7 @@ class Sealer:
             f"{what} is not sealed; expected a seal of the endpoint",
             hint="The service may have exchanged it: the endpoint seals its answers to sealed calls. Submit the call "
             "again; if the call was not sealed, read its result with sealed='offered', and with the file "
-            f"{self._exceptions.path.name} of the machine that submitted it.",
+            f"{_EXCEPTIONS_FILE} of the machine that submitted it.",
         )
 
     def shown(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -457,10 +473,10 @@ class Sealer:
         with self._lock:
             secret = self._secret = self._secret or self._read_secret()
         if secret is None:
-            path = self._home / _SECRET_FILE
+            place = "the home directory" if self._home is None else self._home
             raise SealInvalid(
                 "The answer is sealed, and there is no secret to open it with.",
-                hint=f"Copy {path.name} from the machine that submitted the task to {path}, or set "
+                hint=f"Copy {_SECRET_FILE} from the machine that submitted the task to {place}, or set "
                 f"{_SECRET_VARIABLE} to its content.",
             )
         return open_answer(data, answer_key(secret, task_id=task_id), part=Answer(part), task_id=task_id)
@@ -517,9 +533,11 @@ class Sealer:
 
         :raises ConfigurationError: if it cannot be read.
         """
-        path = self._home / _SECRET_FILE
         source, text = _SECRET_VARIABLE, (self._environ.get(_SECRET_VARIABLE) or "").strip()
         if not text:
+            if self._home is None:
+                return None
+            path = self._home / _SECRET_FILE
             source = str(path)
             try:
                 text = path.read_text()
@@ -538,9 +556,10 @@ class Sealer:
     def _make_secret(self) -> bytes:
         from farcall_common.sealing import encode_secret, new_secret
 
-        path, secret = self._home / _SECRET_FILE, new_secret()
+        home = self._home or find_home(self._environ)
+        path, secret = home / _SECRET_FILE, new_secret()
         try:
-            make_directory(self._home, mode=0o700)
+            make_directory(home, mode=0o700)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(encode_secret(secret) + "\n")

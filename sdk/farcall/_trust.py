@@ -17,7 +17,7 @@ from farcall._arguments import as_id
 from farcall._endpoints import EndpointCache
 from farcall._functions import DEFAULT_SERIALIZER, as_strategy
 from farcall._future import Origin
-from farcall_common.credentials import VARIABLES, find_home, from_environment, read_settings
+from farcall_common.credentials import VARIABLES, from_environment, known_home, read_settings
 from farcall_common.errors import ConfigurationError, DeserializationError, ResultRefused
 from farcall_common.payload import (
     DATA_ONLY,
@@ -126,7 +126,7 @@ def trusted_endpoints(
     if given is not None:
         known = _endpoint_ids(_words(given) if isinstance(given, str) else given, source=source)
         return lambda: known
-    directory = find_home(environ) if home is None else home
+    directory = known_home(environ) if home is None else home
     return functools.cache(
         lambda: _endpoint_ids(_words(read_settings(directory).get("trust", "")), source="trust in config.toml")
     )

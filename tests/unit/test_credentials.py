@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -15,13 +16,18 @@ from typing import Final
 
 import httpx
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
+from farcall import Executor
 from farcall.cli._app import app as farcall
+from farcall.testing import FakeCloud
 from farcall_common.credentials import Credentials, config_path, stored_values, write_settings
 from farcall_common.errors import ConfigurationError
+from farcall_endpoint import Engine, systemd
 from farcall_endpoint.cli import app as farcall_endpoint
 from farcall_endpoint.directory import EndpointDirectory
+from tests.waiting import WAIT_S
 
 FILE: Final = '[default]\napi_url = "https://file:1"\ntoken = "file-token"\n'
 NO_TOKEN: Final = '[default]\napi_url = "https://file:1"\n# größer\n'
@@ -269,3 +275,57 @@ def test_a_file_without_a_token_may_be_read_by_all(home: Path, caplog: pytest.Lo
     config_path(home).chmod(0o644)
     Credentials.resolve(environ={"FARCALL_TOKEN": "t"}, home=home)
     assert caplog.messages == []
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without HOME and without an entry in the password database, as in a container."""
+
+    def unknown(uid: int) -> object:
+        raise KeyError(uid)
+
+    for name in ("HOME", "FARCALL_HOME", "USERPROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_directory_variables_are_enough() -> None:
+    with FakeCloud() as cloud, cloud.client() as client, Executor(cloud.endpoint_id, client=client) as executor:
+        assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
+    found = Credentials.resolve(environ=env("http://127.0.0.1:1", "token"))
+    assert (found.token, found.login) == ("token", None)
+    with pytest.raises(ConfigurationError, match="the token is not set"):
+        Credentials.resolve(environ=env("http://127.0.0.1:1"))
+
+
+@pytest.mark.usefixtures("homeless")
+@pytest.mark.parametrize(
+    ("app", "arguments"),
+    [
+        (farcall, ["config", "set", "endpoint", "x"]),
+        (farcall, ["logout"]),
+        (farcall_endpoint, ["list"]),
+        (farcall_endpoint, ["configure", "x"]),
+    ],
+)
+def test_what_needs_a_home_directory_names_the_variables(app: typer.Typer, arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    text = " ".join(result.stderr.split())
+    assert "HOME is not set" in text
+    assert "FARCALL_HOME" in text
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_an_engine_without_a_home_directory_names_the_variables() -> None:
+    with pytest.raises(ConfigurationError, match="FARCALL_HOME"):
+        Engine(max_workers=1)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_without_a_home_directory_there_is_no_unit_of_systemd() -> None:
+    assert systemd.unit_file({}, "lab") is None
+    assert systemd.disable_on_boot(None, environ={}) is None
+    with pytest.raises(ConfigurationError, match="Set HOME"):
+        systemd.enable_on_boot(None, "", environ={})

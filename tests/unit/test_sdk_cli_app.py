@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import subprocess
@@ -12,7 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from farcall.cli._app import COMMANDS, app
-from farcall.cli._arguments import remember
+from farcall.cli._arguments import parse_argument, parse_kwargs, remember
+from farcall.cli._output import show_json
+from farcall_common.console import write_every_character
+from farcall_common.errors import InvalidRequest
 from tests.unit.start_cost import calls_of
 
 TALKERS = ("httpx", "zmq", "dill", "asyncio")
@@ -141,3 +145,25 @@ def test_shells_get_their_completion(shell: str, monkeypatch: pytest.MonkeyPatch
     completed = CliRunner().invoke(app, [], prog_name="farcall", env=asked)
     assert "cancel" in completed.output
     assert "groups" not in completed.output
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, write_through=True))
+    write_every_character()
+    value = "\u017d \xe9 \U0001f600"
+    show_json(value)
+    print(value)
+    lines = written.getvalue().decode(encoding).splitlines()
+    assert json.loads(lines[0]) == value
+    if encoding != "utf-8":
+        assert r"\u017d" in lines[1]
+
+
+def test_an_argument_is_utf_8_in_any_locale() -> None:
+    undecoded = "\u017d".encode().decode("ascii", "surrogateescape")
+    assert parse_argument(undecoded) == "\u017d"
+    assert parse_kwargs(f'{{"a": "{undecoded}"}}') == {"a": "\u017d"}
+    with pytest.raises(InvalidRequest, match="is not UTF-8"):
+        parse_argument("\udcff")

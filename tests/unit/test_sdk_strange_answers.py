@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +19,11 @@ import pytest
 
 from farcall import Client, ComputeFuture, Executor, Settings
 from farcall._api import Api, Blobs, with_new_address
+from farcall._client import connection_of
 from farcall._future import TaskRecord
 from farcall._http import Http
 from farcall._results import Collector
+from farcall._task_output import OutputCursor
 from farcall.testing import FakeCloud
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
@@ -226,6 +232,28 @@ def test_large_arguments_and_results_are_repeated_as_long_as_the_executor_says(c
     assert not +left
 
 
+def test_a_program_that_ends_does_not_wait_for_the_blob_store() -> None:
+    program = """
+import httpx
+import farcall._engine
+from farcall import Client, Executor
+from farcall.testing import FakeCloud
+
+farcall._engine._FLUSH_AT_EXIT_S = 0.2
+cloud = FakeCloud()
+
+def handle(request):
+    if request.method == "PUT":
+        raise httpx.ConnectError("refused")
+    return cloud.transport.handle_request(request)
+
+client = Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle))
+Executor(cloud.endpoint_id, client=client).submit(len, bytes(1_000_000))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S, check=True)
+    assert "calls that could not be sent" in ended.stderr
+
+
 @pytest.mark.parametrize("answer", [{}, {"status": "resting"}, {"status": "success", "completion_t": "soon"}])
 def test_a_task_fails_only_if_answers_about_it_stay_strange(cloud: FakeCloud, answer: dict[str, Any]) -> None:
     now_s = 0.0
@@ -253,3 +281,22 @@ def test_a_name_that_would_be_another_path_is_refused(cloud: FakeCloud, name: st
                 call(name)
         with pytest.raises(TypeError, match="Expected an id or an alias"):
             client.create_batch().add(cast("Any", None))
+
+
+@pytest.mark.parametrize("path", ["/why", "/v3/batch_output"])
+@pytest.mark.parametrize("field", ["endpoint", "qos", "state_age_s", "results"])
+@pytest.mark.parametrize("value", [0, "x", [1], {"status": {}}, {"t": {"status": "running", "stdout": {"text": "x"}}}])
+def test_strange_fields_fail_requests_and_no_thread(cloud: FakeCloud, path: str, field: str, value: object) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        response = cloud.transport.handle_request(request)
+        if not request.url.path.endswith(path):
+            return response
+        return httpx.Response(response.status_code, json=json.loads(response.read()) | {field: value})
+
+    transport = httpx.MockTransport(handle)
+    with Client("https://farcall.test", cloud.token, transport=transport, retry_timeout_s=0) as client:
+        task_id = client.run(-7, endpoint_id=cloud.endpoint_id, function_id=client.register_function(abs))
+        cursor = OutputCursor("t")
+        for look in (lambda: client.why(task_id), lambda: connection_of(client).output.read([cursor])):
+            with contextlib.suppress(FarcallError):
+                look()

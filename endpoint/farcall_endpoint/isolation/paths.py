@@ -66,7 +66,10 @@ def _search_paths(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _existing(path: str) -> Path | None:
     """An absolute path that exists."""
-    found = Path(path).expanduser()
+    try:
+        found = Path(path).expanduser()
+    except RuntimeError:  # "~", and a user without a home directory
+        return None
     if not found.is_absolute() or not os.path.exists(found):  # noqa: PTH110 - False where the owner may not look
         return None
     return found.resolve() if ".." in found.parts else found

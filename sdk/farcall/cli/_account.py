@@ -21,6 +21,7 @@ from farcall_common.credentials import (
     config_path,
     find_home,
     from_environment,
+    known_home,
     read_settings,
     write_settings,
 )
@@ -121,7 +122,7 @@ def whoami(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the address of the API, your identity, and your limits."""
     settings = Settings.resolve()
     given = from_environment("token", os.environ)
-    source = "FARCALL_TOKEN" if given else str(settings.login or config_path(find_home(os.environ)))
+    source = "FARCALL_TOKEN" if given else str(settings.login or config_path(known_home(os.environ)))
     with connected(context) as client:
         who = client.whoami()
     fields: dict[str, Any] = {"api_url": settings.api_url, "token_from": source, **who}

@@ -17,11 +17,13 @@ import typer
 
 from farcall._client import Client, connection_of
 from farcall_common.credentials import find_home
-from farcall_common.errors import InvalidRequest, did_you_mean
+from farcall_common.errors import ConfigurationError, InvalidRequest, did_you_mean
 from farcall_common.files import write_private
 from farcall_common.plain_text import plain
 
 _KEPT: Final = 200
+#: Bytes of an argument that are not of the locale's encoding.
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
 #: In front of the kinds of what was submitted.
 _SUBMITTED: Final = "submitted "
 _LAST: Final = re.compile(r"@last(?:~([0-9]{1,4}))?")
@@ -83,7 +85,7 @@ def _path() -> Path:
 def _read() -> dict[str, list[str]]:
     try:
         return msgspec.json.decode(_path().read_bytes(), type=dict[str, list[str]])
-    except (OSError, msgspec.DecodeError):  # missing, or of another version
+    except (OSError, msgspec.DecodeError, ConfigurationError):  # missing, or of another version
         return {}
 
 
@@ -129,8 +131,27 @@ def _import_file(path: Path) -> Any:
     return module
 
 
+def _in_utf_8(text: str) -> str:
+    """An argument whose bytes the locale's encoding does not have, as the UTF-8 that it is.
+
+    :raises InvalidRequest: if it is not UTF-8.
+    """
+    if _UNDECODED.search(text) is None:
+        return text
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError as error:
+        raise InvalidRequest(
+            f"the argument {text!r} is not UTF-8", hint="Set LC_ALL to a locale with UTF-8."
+        ) from error
+
+
 def parse_argument(text: str) -> Any:
-    """A JSON value, or the text itself if it is not JSON."""
+    """A JSON value, or the text itself if it is not JSON.
+
+    :raises InvalidRequest: for bytes that are not UTF-8.
+    """
+    text = _in_utf_8(text)
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -140,7 +161,7 @@ def parse_argument(text: str) -> Any:
 def parse_kwargs(text: str) -> dict[str, Any]:
     """:raises InvalidRequest: if the text is not a JSON object."""
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(_in_utf_8(text), type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise InvalidRequest(f"--kwargs is not a JSON object: {error}", hint="""Like --kwargs '{"n": 3}'.""") from error
 

@@ -73,13 +73,19 @@ def show_value(value: object) -> None:
         show_text(repr(value))
 
 
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
+
+
 def _encoded(value: Any) -> str:
-    """JSON, with escapes for control characters that JSON does not demand to be escaped."""
+    """JSON, with escapes for control characters that JSON does not demand to be escaped, and for all but ASCII if the
+    output is not in UTF-8."""
     try:
         text = msgspec.json.encode(value, enc_hook=str).decode()
     except (TypeError, ValueError, OverflowError):  # an integer of more than 64 bits, above all
         text = json.dumps(_plain(value), default=lambda each: msgspec.to_builtins(each, enc_hook=str))
-    return escaped(text)
+    if (sys.stdout.encoding or "utf-8").lower().startswith("utf"):
+        return escaped(text)
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], escaped(text))
 
 
 def _plain(value: Any) -> Any:

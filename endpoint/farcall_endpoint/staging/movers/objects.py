@@ -95,7 +95,11 @@ def _value(name: str, value: str) -> str:
 
 def _from_profile() -> dict[str, Any]:
     """Credentials of the files in ``~/.aws``, where boto3 is installed: obstore does not read these."""
-    if not (Path("~/.aws/credentials").expanduser().exists() or Path("~/.aws/config").expanduser().exists()):
+    try:
+        directory = Path.home() / ".aws"
+    except RuntimeError:  # a user without a home directory
+        return {}
+    if not ((directory / "credentials").exists() or (directory / "config").exists()):
         return {}
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider  # where boto3 is, and it takes a while
