@@ -16,6 +16,7 @@ from urllib.parse import quote
 from farcall._arguments import as_reference
 from farcall._http import Http
 from farcall_common.errors import DeserializationError, Forbidden, ProtocolError, TaskUnknown, Unsupported
+from farcall_common.forks import fork_safe_lock
 
 Json = dict[str, Any]
 
@@ -327,7 +328,7 @@ class Blobs:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._uploads: OrderedDict[str, tuple[float, concurrent.futures.Future[BlobRef]]] = OrderedDict()
 
     def upload(self, data: bytes) -> BlobRef:

@@ -6,7 +6,6 @@ The parameter ``serializer`` defaults to one that picks the fastest strategy tha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
@@ -66,12 +65,12 @@ class Requirements:
     classes: str = dataclasses.field(default="", compare=False)
     files: tuple[FileUse, ...] = ()
 
-    @functools.cached_property
+    @property
     def sources(self) -> tuple[str, ...]:
         """The endpoints whose files are among them."""
         return sources(self.files) if self.files else ()
 
-    @functools.cached_property
+    @property
     def source_files(self) -> tuple[str, ...]:
         """Those of them that are at other endpoints, as options of tasks have them."""
         return source_files(self.files) if self.files else ()

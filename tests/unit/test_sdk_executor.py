@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
 import os
 import threading
@@ -23,11 +24,13 @@ from farcall import (
     EndpointUnknown,
     Executor,
     FunctionUnknown,
+    Graph,
     PayloadTooLarge,
     SerializationError,
     TaskFailed,
     Unauthenticated,
     Unavailable,
+    chain,
     track,
 )
 from farcall.testing import FakeCloud
@@ -653,6 +656,49 @@ def test_callbacks_may_submit(executor: Executor) -> None:
     assert chained.result(WAIT_S) == 4
 
 
+async def later(x: int) -> int:
+    return x + 1
+
+
+async def stream(x: int) -> Any:
+    yield x
+
+
+def numbers(x: int) -> Iterator[int]:
+    yield x
+
+
+class Later:
+    async def __call__(self, x: int) -> int:
+        return x + 1
+
+
+@pytest.mark.parametrize("function", [later, functools.partial(later), Later()])
+def test_coroutine_functions_are_run(executor: Executor, function: Callable[[int], Any]) -> None:
+    assert executor.submit(function, 1).result(WAIT_S) == 2
+    assert list(executor.map(function, range(3))) == [1, 2, 3]
+    assert list(executor.map(function, range(3), chunksize=2)) == [1, 2, 3]
+    graph = Graph()
+    assert executor.submit(graph, graph.call(function, graph.call(function, 1))).result(WAIT_S) == 3
+    assert executor.submit(chain(function, function), 1).result(WAIT_S) == 3
+
+
+@pytest.mark.parametrize("function", [stream, numbers, functools.partial(numbers)])
+def test_generator_functions_are_refused_before_anything_is_sent(
+    executor: Executor, function: Callable[[int], Any]
+) -> None:
+    graph = Graph()
+    for call in (
+        lambda: executor.submit(function, 1),
+        lambda: executor.map(function, [1]),
+        lambda: executor.map(function, [1], chunksize=2),
+        lambda: executor.submit(graph, graph.call(function, 1)),
+        lambda: executor.register_function(function),
+    ):
+        with pytest.raises(SerializationError, match=r"is a generator function.*Return a list"):
+            call()
+
+
 def test_many_threads_may_submit(executor: Executor) -> None:
     def submit(n: int) -> float:
         return executor.submit(divide, n).result(WAIT_S)
@@ -671,6 +717,25 @@ def test_an_executor_raises_in_a_forked_child(executor: Executor) -> None:
             os._exit(0 if "parent process" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_nothing_of_its_parent() -> None:
+    with FakeCloud(workers=0) as cloud, cloud.client() as client, Executor(cloud.endpoint_id, client) as executor:
+        futures = [executor.submit(divide, 1), executor.submit(divide, 2)]
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with executor:  # its end, shutdown and the collection of garbage return at once
+                done, _ = concurrent.futures.wait(futures)
+                errors = [str(future.exception()) for future in futures if future in done]
+                if all("parent process" in error for error in errors) and not futures[0].cancel():
+                    status = 7
+            executor.shutdown(cancel_futures=True)
+            os._exit(status if len(errors) == 2 else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not any(future.done() for future in futures)
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from farcall_common.coroutines import is_generator_function
 from farcall_common.errors import SerializationError
 from farcall_common.payload import shipped_modules
 from farcall_common.payload.serializer import Serializer
@@ -44,11 +45,17 @@ class Included(NamedTuple):
 def check_callable(function: object) -> None:
     """Classes of what is mistaken for a function say in the hint what to do.
 
-    :raises SerializationError: for what cannot be called.
+    :raises SerializationError: for what cannot be called, and for generator functions.
     """
     if not callable(function):
         hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
         raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
+    if is_generator_function(function):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SerializationError(
+            f"{name} is a generator function: a call of it returns a generator, which cannot be sent.",
+            hint="Return a list, or submit a function that iterates over the generator and returns what you need.",
+        )
 
 
 @functools.cache
