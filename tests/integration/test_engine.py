@@ -526,7 +526,7 @@ def test_a_program_that_forgets_shutdown_ends_with_its_tasks_done(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} >= {"a", "b", "c"}
 
 
-def test_an_engine_that_nobody_holds_finishes_what_was_submitted(tmp_path: Path) -> None:
+def test_an_engine_without_references_finishes_what_was_submitted(tmp_path: Path) -> None:
     ended = run(
         """
         import pathlib

@@ -125,10 +125,10 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if kind is FunctionType:
-            if not _is_importable(value):
-                self._watch(functools.partial(_function_parts, value, tuple(sorted(_global_names(value.__code__)))))
+            if not is_importable(value):
+                self._watch(functools.partial(_function_parts, value, tuple(sorted(global_names(value.__code__)))))
         elif issubclass(kind, type):
-            if not _is_importable(value):
+            if not is_importable(value):
                 self._watch(functools.partial(_class_parts, value))
         elif issubclass(kind, ModuleType):
             if value.__name__ != "__main__" and travels_by_value(value.__name__):
@@ -151,7 +151,7 @@ def _function_parts(function: FunctionType, names: tuple[str, ...]) -> tuple[obj
         *(function.__defaults__ or ()),
         *(defaults.values() if defaults else ()),
         *map(function.__globals__.get, names, itertools.repeat(_MISSING)),
-        *(map(_cell_contents, function.__closure__) if function.__closure__ else ()),
+        *(map(cell_contents, function.__closure__) if function.__closure__ else ()),
         *((*attributes, *attributes.values()) if attributes else ()),
     )
 
@@ -166,16 +166,18 @@ def _contents(namespace: object) -> tuple[object, ...]:
     return (*names, *map(attributes.get, names))
 
 
-def _cell_contents(cell: types.CellType) -> object:
+def cell_contents(cell: types.CellType) -> object:
+    """The value of a variable of an enclosing function; a placeholder if it has none."""
     try:
         return cell.cell_contents
     except ValueError:  # empty
         return _MISSING
 
 
-def _global_names(code: CodeType) -> set[str]:
+def global_names(code: CodeType) -> set[str]:
+    """The globals that code reads, also in functions inside of it."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in _GLOBALS}
-    return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return names.union(*(global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _inner(value: Any) -> tuple[object, ...] | None:
@@ -194,7 +196,7 @@ def _inner(value: Any) -> tuple[object, ...] | None:
     return (value.__wrapped__,) if kind is _CACHED or is_decorated(value) else None
 
 
-def _is_importable(value: Any) -> bool:
+def is_importable(value: Any) -> bool:
     """Whether the other side imports a function or class instead of getting its code."""
     module: object = value.__module__  # a class can set it to anything
     if not isinstance(module, str) or travels_by_value(module):
@@ -240,7 +242,7 @@ class _Hasher(pickle.Pickler):
             return dict, (dict(obj),)
         if kind is types.BuiltinFunctionType:  # by name, as id() below
             return NotImplemented
-        if kind is types.MethodType:  # made anew at each access
+        if kind is types.MethodType:  # a new object at each access
             return _pair, (obj.__func__, obj.__self__)
         if issubclass(kind, _FOUND) or kind in _OPAQUE or _inner(obj) is not None:
             self._visit(obj)

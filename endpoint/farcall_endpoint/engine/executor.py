@@ -153,8 +153,8 @@ class Engine(_Submitter):
     current directory.
 
     As pools of the standard library do, leaving a ``with`` block waits for all that was submitted, also after Ctrl-C. A
-    second Ctrl-C ends the wait; when the program ends, so do its tasks. An engine that nobody holds finishes what was
-    submitted. A forked child must make its own: in the child, ``submit`` and the futures of the parent raise a
+    second Ctrl-C ends the wait; when the program ends, so do its tasks. An engine without references finishes what
+    was submitted. A forked child must make its own: in the child, ``submit`` and the futures of the parent raise a
     RuntimeError. A module that workers import must not make one at its top level.
 
     :param max_workers: most tasks at a time (on each node); one for each core if not given.
