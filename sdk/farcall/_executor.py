@@ -25,6 +25,7 @@ from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
+from farcall_common.green_threads import refuse_green_threads
 from farcall_common.limits import TASKS_PER_SUBMIT
 from farcall_common.mapping import check_sizes, chunks_of, flattened, results_in_order
 
@@ -529,7 +530,7 @@ class Executor(Submitter, SourceCode):
         :attr:`retry_delay_s`, :attr:`qos`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`,
         :attr:`keep_output`, :attr:`output_bytes`, :attr:`memoize`, :attr:`container`, :attr:`environment`,
         :attr:`requirements`.
-    :raises ConfigurationError: if there is no ``client`` and none can be made.
+    :raises ConfigurationError: if there is no ``client`` and none can be made, or if gevent has replaced the threads.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.
     :raises ValueError: for a value that an option cannot have.
@@ -563,6 +564,7 @@ class Executor(Submitter, SourceCode):
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         super().__init__()
+        refuse_green_threads("Executor")
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and its imports (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._batch import SubmitContext

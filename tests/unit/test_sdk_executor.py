@@ -7,8 +7,10 @@ import concurrent.futures
 import functools
 import gc
 import os
+import sys
 import threading
 import time
+import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,7 +36,8 @@ from farcall import (
     track,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError, ProtocolError, TaskGroupUnknown
+from farcall_common.errors import ConfigurationError, DeserializationError, ProtocolError, TaskGroupUnknown
+from farcall_common.green_threads import refuse_green_threads
 from tests.waiting import WAIT_S
 
 Wrapper = Callable[[httpx.Request], httpx.Response | None]
@@ -760,6 +763,22 @@ def test_an_executor_without_endpoint_uses_the_default_one(cloud: FakeCloud) -> 
         assert (before, executor.endpoint_id) == (None, cloud.endpoint_id)
         executor.endpoint_id = "fake"
         assert executor.options(endpoint_id=cloud.endpoint_id[:8]).submit(divide, 1).result(WAIT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "tells", "part"),
+    [("gevent.monkey", "is_module_patched", "threading"), ("eventlet.patcher", "is_monkey_patched", "thread")],
+)
+def test_replaced_threads_are_refused(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, module: str, tells: str, part: str
+) -> None:
+    replaced: set[str] = set()
+    library = types.SimpleNamespace(**{tells: replaced.__contains__})
+    monkeypatch.setitem(sys.modules, module, library)
+    refuse_green_threads("Executor")
+    replaced.add(part)
+    with cloud.client() as client, pytest.raises(ConfigurationError, match="has replaced the threads of this program"):
+        Executor(cloud.endpoint_id, client=client)
 
 
 @pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": 1001}, {"max_attempts": 0}, {"walltime_s": -1}])

@@ -23,6 +23,7 @@ from farcall_common.futures import OF_PARENT
 from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.graph_packing import task_options
+from farcall_common.green_threads import refuse_green_threads
 from farcall_common.mapping import check_sizes, chunks_of, flattened, results_in_order
 from farcall_common.payload.functions import Function, FunctionTable, check_callable
 from farcall_common.payload.native import NATIVE
@@ -179,7 +180,7 @@ class Engine(_Submitter):
     :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
         ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``, ``qos``.
     :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, if not even one worker
-        fits, or if a worker imports the module that makes the engine.
+        fits, if a worker imports the module that makes the engine, or if gevent has replaced the threads.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class Engine(_Submitter):
         **options: Unpack[EngineOptionsDict],
     ) -> None:
         _refuse_in_imports()
+        refuse_green_threads("Engine")
         super().__init__(
             _changed(TaskOptions(result_serializers=NATIVE), options, method="Engine"), raise_original=raise_original
         )
