@@ -73,9 +73,12 @@ class Snapshot:
     Code that other machines import counts as unchanged. A value that cannot be pickled counts as changed.
     """
 
-    __slots__ = ("_data", "_digest", "_parts", "_seen", "_todo")
+    __slots__ = ("_data", "_digest", "_parts", "_plain", "_seen", "_todo")
 
     def __init__(self, function: object) -> None:
+        #: Functions without closure, keyword defaults and attributes, which are most of them: their code, defaults, and
+        #: how to get their globals. Compared without a call for each.
+        self._plain: list[tuple[Any, object, object, Any, tuple[str, ...], tuple[object, ...]]] = []
         self._parts: list[tuple[_Read, tuple[object, ...]]] = []
         self._data: list[object] = []
         self._seen: dict[int, object] = {}  # while an object is held, its id() is unique
@@ -91,6 +94,13 @@ class Snapshot:
         """Whether everything is as it was."""
         if self._digest is None:
             return False
+        for function, code, defaults, get, names, values in self._plain:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ or function.__dict__:
+                return False
+            if names and not all(map(operator.is_, map(get, names, itertools.repeat(_MISSING)), values)):
+                return False
         for read, values in self._parts:
             now = read()
             if len(now) != len(values) or not all(map(operator.is_, now, values)):
@@ -126,7 +136,7 @@ class Snapshot:
         self._seen[id(value)] = value
         if kind is FunctionType:
             if not is_importable(value):
-                self._watch(functools.partial(_function_parts, value, tuple(sorted(global_names(value.__code__)))))
+                self._watch_function(value)
         elif issubclass(kind, type):
             if not is_importable(value):
                 self._watch(functools.partial(_class_parts, value))
@@ -137,6 +147,16 @@ class Snapshot:
             self._todo += inner
         else:
             self._data.append(value)
+
+    def _watch_function(self, function: FunctionType) -> None:
+        names = tuple(sorted(global_names(function.__code__)))
+        if function.__closure__ or function.__kwdefaults__ or function.__dict__:
+            self._watch(functools.partial(_function_parts, function, names))
+            return
+        defaults, get = function.__defaults__, function.__globals__.get
+        values = tuple(get(name, _MISSING) for name in names)
+        self._plain.append((function, function.__code__, defaults, get, names, values))
+        self._todo += (*(defaults or ()), *values)
 
     def _watch(self, read: _Read) -> None:
         values = read()
