@@ -540,6 +540,11 @@ class TaskPending(TaskError):
 class TaskFailed(TaskError):
     code = "TASK_FAILED"
 
+    @property
+    def remote_data(self) -> str:
+        """The text of the error, by the name that programs for Globus Compute read."""
+        return str(self)
+
 
 class TaskDeadLettered(TaskFailed):
     code = "TASK_DEAD_LETTERED"

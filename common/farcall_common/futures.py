@@ -7,9 +7,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from concurrent.futures._base import FINISHED, PENDING
+from typing import Any, Final, NoReturn, TypeVar
 
 T = TypeVar("T")
+
+#: Of futures and of calls in a forked child.
+OF_PARENT: Final = "it belongs to the parent process. Make an executor after the fork"
 
 _logger = logging.getLogger("concurrent.futures")  # where the standard library reports callbacks that raise
 
@@ -25,6 +29,15 @@ class GuardedFuture(concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
         """As :meth:`concurrent.futures.Future.add_done_callback`."""
         super().add_done_callback(functools.partial(_call, fn))
+
+    def end_after_fork(self, error: BaseException) -> None:
+        """End the future in a forked child: only the parent has the thread that settles it. Callbacks are not called.
+
+        No lock is taken: a thread of the parent may have held it.
+        """
+        self._condition = threading.Condition()
+        if self._state == PENDING:
+            self._exception, self._state = error, FINISHED
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a future cannot be sent; pass its result()")

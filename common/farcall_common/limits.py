@@ -71,6 +71,8 @@ MAX_STREAM_GROUPS: Final = 10_000
 
 #: API Gateway accepts 10 MB, and a Lambda function 6 MB, in which a body may be Base64.
 MAX_REQUEST_BYTES: Final = 4 * MIB
+#: A function, as JSON: it is registered in one request, and the rest is for its name, description and metadata.
+MAX_FUNCTION_BYTES: Final = MAX_REQUEST_BYTES * 7 // 8
 #: Tasks that one request submits, reads or cancels.
 MAX_TASKS_PER_REQUEST: Final = 10_000
 #: Different blobs that one submit refers to: each takes a request to the blob store.

@@ -380,6 +380,11 @@ def offer(find: Callable[[], RunningTask]) -> None:
     _find = find
 
 
+def in_worker() -> bool:
+    """Whether this process is a worker, or was forked from one."""
+    return _find is not None
+
+
 def remember(task: RunningTask) -> None:
     """:func:`current` is this task until :func:`forget`."""
     global _current

@@ -46,6 +46,7 @@ from farcall_common.errors import (
     TaskUnknown,
     Unsupported,
 )
+from farcall_common.forks import fork_safe_lock
 
 T = TypeVar("T")
 
@@ -413,7 +414,7 @@ class Blobs:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._uploads: OrderedDict[str, tuple[float, concurrent.futures.Future[BlobRef]]] = OrderedDict()
 
     def upload(

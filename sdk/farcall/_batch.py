@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,12 +63,13 @@ class SubmitContext:
     #: The same as they were given.
     callees_given: Sequence[object] = dataclasses.field(default=(), compare=False)
 
-    @functools.cached_property
-    def origin(self) -> Origin | None:
-        """Where the results of these calls come from: one object for all of them."""
-        if self.endpoint_id is None:
-            return None
-        return Origin((self.endpoint_id,), self.options.result_serializers, sealed=False)
+    #: Where the results of these calls come from: one object for all of them.
+    origin: Origin | None = dataclasses.field(default=None, init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.endpoint_id is not None:
+            origin = Origin((self.endpoint_id,), self.options.result_serializers, sealed=False)
+            object.__setattr__(self, "origin", origin)
 
 
 class TaskToSubmit(Protocol):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from farcall._api import Api
 from farcall_common.errors import FarcallError, Forbidden, NotFound
+from farcall_common.forks import fork_safe_lock
 
 #: How long an answer is cached, and how long no request is made after one that failed.
 _CACHED_S: Final = 300.0
@@ -44,7 +44,7 @@ class EndpointCache:
     def __init__(self, api: Api, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._known: dict[str, _Known] = {}
 
     def runtime(self, endpoint_id: str) -> EndpointRuntime:

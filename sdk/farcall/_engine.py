@@ -57,6 +57,7 @@ from farcall_common.errors import (
     Unavailable,
     Unsupported,
 )
+from farcall_common.futures import OF_PARENT
 from farcall_common.graph_builder import Graph, Plan, plan_of
 from farcall_common.graph_packing import task_options
 from farcall_common.limits import MAX_SOURCES
@@ -522,6 +523,7 @@ class Engine:
             ("poller", self._poller.run),
             ("delays", self.delays.run),
         )
+        _load_modules()
         self._alive = 0
         self._alive_lock = threading.Lock()
         self._threads = [self._spawn(run, f"{label}-{name}") for name, run in parts]
@@ -651,8 +653,8 @@ class Engine:
     def _check_usable(self) -> None:
         if _exiting:
             raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-        if os.getpid() != self._pid:
-            raise RuntimeError("this Executor belongs to the parent process; make one after the fork")
+        if self.is_inherited:
+            raise RuntimeError(f"this Executor cannot submit: {OF_PARENT}")
 
     def _open_and_send(
         self,
@@ -744,9 +746,19 @@ class Engine:
         """The futures that are not done."""
         return self._collector.unsettled()
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child: the engine's threads are in the parent."""
+        return os.getpid() != self._pid
+
     def close(self) -> None:
-        """Take no more calls, and end when the last future is done."""
-        self._collector.close()
+        """Take no more calls, and end when the last future is done. Does nothing in a forked child."""
+        if not self.is_inherited:
+            self._collector.close()
+
+    def end_after_fork(self) -> None:
+        """In a forked child: end the futures that only the parent settles."""
+        self._collector.end_after_fork(RuntimeError(f"this future has no result: {OF_PARENT}"))
 
     def join(self) -> None:
         """Wait until the threads have ended. Only after :meth:`close`."""
@@ -938,6 +950,17 @@ class Engine:
         return thread
 
 
+def _load_modules() -> None:
+    """Import what a first request needs, before there are threads. A child that is forked while a thread imports a
+    module could never import it: nothing would release the lock of the module."""
+    import certifi  # noqa: F401
+    import httpcore  # noqa: F401
+
+    import farcall_common.payload.by_value  # noqa: F401
+
+    "localhost".encode("idna")
+
+
 def _mark_thread() -> None:
     _thread.is_ours = True
 
@@ -951,7 +974,7 @@ _exiting = False
 def _flush_at_exit() -> None:
     global _exiting
     _exiting = True
-    for engine in [engine for engine in _running if engine._pid == os.getpid()]:
+    for engine in [engine for engine in _running if not engine.is_inherited]:
         if not engine.flush(_FLUSH_AT_EXIT_S):
             _logger.warning(_NOT_SENT)
         engine.abandon()
@@ -960,3 +983,12 @@ def _flush_at_exit() -> None:
 
 
 atexit.register(_flush_at_exit)
+
+
+def _after_fork() -> None:
+    for engine in list(_running):
+        engine.end_after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)

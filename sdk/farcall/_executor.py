@@ -18,14 +18,16 @@ from farcall._client import Client, SourceCode, connection_of
 from farcall._decorated import Decorated
 from farcall._display import card
 from farcall._future import ComputeFuture
-from farcall._mapping import by_chunk, chunks_of, flattened, results_in_order
+from farcall._mapping import by_chunk
 from farcall._pacing import BurstLimit
 from farcall_common.chains import Chain
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
+from farcall_common.green_threads import refuse_green_threads
 from farcall_common.limits import TASKS_PER_SUBMIT
+from farcall_common.mapping import check_sizes, chunks_of, flattened, results_in_order
 
 if TYPE_CHECKING:
     from farcall._batch import SubmitContext
@@ -441,14 +443,17 @@ class Submitter(concurrent.futures.Executor):
         :raises TimeoutError: from the iterator, after ``timeout``. Calls that are not done then are cancelled, as
             they are when the iterator is closed early or a call raised.
         """
-        if chunksize < 1:
-            raise ValueError("chunksize must be at least 1")
-        if buffersize is not None and buffersize < 1:
-            raise ValueError("buffersize must be at least 1, or None")
+        check_sizes(chunksize, buffersize)
         submitter = self._with_options_of(fn)
         rows: Iterator[tuple[Any, ...]] = zip(*iterables)  # noqa: B905 - the shortest ends it, as everywhere else
         if chunksize == 1:
-            return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
+            return results_in_order(
+                lambda row: self.submit(fn, *row),
+                rows,
+                timeout_s=timeout,
+                ahead=buffersize,
+                keep_after_interrupt=True,
+            )
         if isinstance(fn, Chain):
             return flattened(
                 results_in_order(
@@ -456,9 +461,13 @@ class Submitter(concurrent.futures.Executor):
                     chunks_of(rows, chunksize),
                     timeout_s=timeout,
                     ahead=buffersize,
+                    keep_after_interrupt=True,
                 )
             )
         from farcall._functions import display_name
+        from farcall_common.payload.functions import check_callable
+
+        check_callable(fn)
 
         call_each = by_chunk(fn, name=display_name(fn))  # spans and lists of functions show the function's own name
         return flattened(
@@ -467,6 +476,7 @@ class Submitter(concurrent.futures.Executor):
                 chunks_of(checked(fn, rows), chunksize),
                 timeout_s=timeout,
                 ahead=buffersize,
+                keep_after_interrupt=True,
             )
         )
 
@@ -520,12 +530,13 @@ class Executor(Submitter, SourceCode):
         :attr:`retry_delay_s`, :attr:`qos`, :attr:`num_nodes`, :attr:`ranks_per_node`, :attr:`num_ranks`,
         :attr:`keep_output`, :attr:`output_bytes`, :attr:`memoize`, :attr:`container`, :attr:`environment`,
         :attr:`requirements`.
-    :raises ConfigurationError: if there is no ``client`` and none can be made.
+    :raises ConfigurationError: if there is no ``client`` and none can be made, or if gevent has replaced the threads.
     :raises Unsupported: for an argument that is not supported.
     :raises TypeError: for an option that does not exist.
     :raises ValueError: for a value that an option cannot have.
 
-    May be used from any thread. A forked child must make its own.
+    May be used from any thread. A forked child must make its own: in the child, ``submit`` and the futures of the
+    parent raise a RuntimeError.
     """
 
     def __init__(
@@ -553,6 +564,7 @@ class Executor(Submitter, SourceCode):
         **options: Unpack[OwnOptionsDict],
     ) -> None:
         super().__init__()
+        refuse_green_threads("Executor")
         refuse("amqp_port", amqp_port, hint="Results come over the forwarder's own stream; leave it out.")
         # The engine and its imports (HTTP, ZeroMQ, pickling) take longer to load than the rest of the package.
         from farcall._batch import SubmitContext
@@ -623,7 +635,10 @@ class Executor(Submitter, SourceCode):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Shut down and wait for open futures. After Ctrl-C, return at once: tasks that were submitted continue, and a
-        line on stderr gives their group. A second Ctrl-C within two seconds cancels them."""
+        line on stderr gives their group. A second Ctrl-C within two seconds cancels them. A forked child does neither:
+        the executor is the parent's."""
+        if self._engine.is_inherited:
+            return
         if isinstance(error, KeyboardInterrupt):
             self._stop_waiting(error)
             return
@@ -775,8 +790,12 @@ class Executor(Submitter, SourceCode):
         :param wait: return when every future is done. If false, return at once; futures are still settled.
         :param cancel_futures: cancel every future that is not done. Unlike pools of the standard library, this
             stops running tasks, too: their state on the endpoint is not known here when they are cancelled.
+
+        Returns at once in a forked child: the executor is the parent's.
         """
         self._shut_down = True
+        if self._engine.is_inherited:
+            return
         unsettled = self._engine.unsettled()
         if cancel_futures:
             for future in unsettled:

@@ -6,14 +6,13 @@ The parameter ``serializer`` defaults to one that picks the fastest strategy tha
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
 import platform
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,7 +23,7 @@ from farcall._shell import MPIFunction, ShellFunction
 from farcall._version import __version__
 from farcall_common import file_arguments
 from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
-from farcall_common.limits import MAX_PAYLOAD_BYTES
+from farcall_common.limits import MAX_FUNCTION_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import (
     BINARY_DATA,
     Piece,
@@ -36,8 +35,9 @@ from farcall_common.payload import (
     strategy_named,
 )
 from farcall_common.payload.data import named_classes
-from farcall_common.payload.functions import check_callable
+from farcall_common.payload.functions import function_buffer
 from farcall_common.payload.include import included, with_modules
+from farcall_common.payload.parts import largest_part, named_arguments
 from farcall_common.payload.snapshot import Snapshot
 from farcall_common.qos import QoS
 from farcall_common.staged_files import FileUse, pack_files, source_files, sources, uses
@@ -66,12 +66,12 @@ class Requirements:
     classes: str = dataclasses.field(default="", compare=False)
     files: tuple[FileUse, ...] = ()
 
-    @functools.cached_property
+    @property
     def sources(self) -> tuple[str, ...]:
         """The endpoints whose files are among them."""
         return sources(self.files) if self.files else ()
 
-    @functools.cached_property
+    @property
     def source_files(self) -> tuple[str, ...]:
         """Those of them that are at other endpoints, as options of tasks have them."""
         return source_files(self.files) if self.files else ()
@@ -211,7 +211,8 @@ def _pack(
         buffers = [(buffer,) for buffer in serializer.unpack(payload)]
     if len(payload) > MAX_PAYLOAD_BYTES:
         sizes = {
-            name: sum(map(len, serializer.pieces(value, strategies=strategies))) for name, value in _named(args, kwargs)
+            name: sum(map(len, serializer.pieces(value, strategies=strategies)))
+            for name, value in named_arguments(args, kwargs)
         }
         raise _too_large(function_name, len(payload), sizes)
     return PackedCall(payload, requirements_of(buffers))
@@ -262,7 +263,7 @@ def registration(
 
     :raises ValueError: for an environment that there cannot be, for two, and for a target that makes no sense.
     :raises SerializationError: if the function cannot be sent.
-    :raises PayloadTooLarge: if it takes more than 10 MiB.
+    :raises PayloadTooLarge: if it takes more than 3.5 MiB; the message names the largest variable.
     """
     body = _pack_function(function, serializer)
     documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType | Decorated) else None
@@ -313,7 +314,7 @@ def source_registration(
     """The body of a request that registers source text, which defines ``function_name``.
 
     :raises SerializationError: if no function can have that name.
-    :raises PayloadTooLarge: if the text takes more than 10 MiB.
+    :raises PayloadTooLarge: if the text takes more than 3.5 MiB.
     """
     if not function_name.isidentifier():
         raise SerializationError(
@@ -432,7 +433,7 @@ class FunctionTable:
         """The handle of a function.
 
         :raises SerializationError: if the function cannot be sent.
-        :raises PayloadTooLarge: if it takes more than 10 MiB.
+        :raises PayloadTooLarge: if it takes more than 3.5 MiB; the message names the largest variable.
         """
         if self._included is not (now := included()):  # other modules travel: their functions are other functions
             self._included = now
@@ -473,31 +474,37 @@ class FunctionTable:
 
 
 def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:
-    check_callable(function)
     # A subclass may override anything.
     if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
         found = _pack_source(*function.source())
     else:
-        found = PackedFunction.of(serializer.serialize_function(function))
-    return _bounded(found, display_name(function))
+        found = PackedFunction.of(function_buffer(function, serializer))
+    return _bounded(found, display_name(function), function)
 
 
 def _pack_source(name: str, source: str) -> PackedFunction:
     return PackedFunction.of(f"st\n{name}:{source}".encode())
 
 
-def _bounded(function: PackedFunction, name: str) -> PackedFunction:
-    if len(function.code) > MAX_PAYLOAD_BYTES:
+def _bounded(packed: PackedFunction, name: str, function: object = None) -> PackedFunction:
+    size_bytes = len(packed.code)
+    if size_bytes > MAX_FUNCTION_BYTES // 2:  # JSON writes some characters with two bytes
+        size_bytes = len(msgspec.json.encode(packed.code.decode()))
+    if size_bytes > MAX_FUNCTION_BYTES:
+        largest = largest_part(function, _size_of)
         raise PayloadTooLarge(
-            f"function {name} takes {_mib(len(function.code))}; the limit is {_mib(MAX_PAYLOAD_BYTES)}",
-            hint="It closes over large data: pass the data as an argument, or load it inside the function.",
+            f"function {name} takes {_mib(size_bytes)}{largest and ', most of it '}{largest}; "
+            f"the limit is {_mib(MAX_FUNCTION_BYTES)}",
+            hint="It uses large data: pass the data as an argument, or load it inside the function.",
         )
-    return function
+    return packed
 
 
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"argument {number}", value) for number, value in enumerate(args, start=1))
-    yield from ((f"argument {name!r}", value) for name, value in kwargs.items())
+def _size_of(value: object) -> int:
+    try:
+        return len(DEFAULT_SERIALIZER.serialize(value))
+    except Exception:  # noqa: BLE001 - a part alone may be anything
+        return 0
 
 
 def _too_large(function_name: str, size_bytes: int, sizes: Mapping[str, int]) -> PayloadTooLarge:

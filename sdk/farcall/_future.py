@@ -19,6 +19,7 @@ from farcall._stages import Stages, stages_of
 from farcall._task_info import Why
 from farcall._task_output import StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
+from farcall_common.forks import fork_safe_lock
 from farcall_common.futures import GuardedFuture
 from farcall_common.graph_builder import Graph
 from farcall_common.progress import PROGRESS, Progress, read_progress
@@ -108,7 +109,7 @@ def _result_of(value: Any) -> Any:
 
 T = TypeVar("T")
 
-_cancelling: Final = threading.Lock()
+_cancelling: Final = fork_safe_lock()
 _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import statistics
-import threading
 import time
 import uuid
 import warnings
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from farcall._latencies import Baseline, LatencyReport, Window, read_latencies
 from farcall._metrics import record_latencies
 from farcall_common.errors import InvalidRequest
+from farcall_common.forks import fork_safe_lock
 from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class TargetWarnings:
     """Warnings in the answers of submits: one for each function of the program. May be used from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._warned: set[tuple[str, str]] = set()
 
     def show(self, found: Sequence[Any] | None, *, endpoint_id: str, names: Mapping[str, str]) -> None:

@@ -283,6 +283,7 @@ class Collector:
         self._fetching: dict[str, ComputeFuture[Any]] = {}
         #: Tasks about which the last answer said nothing that can be read, and since when, in monotonic seconds.
         self._doubted: dict[str, float] = {}
+        self._settling: set[ComputeFuture[Any]] = set()
         self._downloads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._closing = False
@@ -384,11 +385,25 @@ class Collector:
             self._closing = True
         self._check_finished()
 
+    def end_after_fork(self, error: BaseException) -> None:
+        """In a forked child: end every future that a thread of the parent was to settle."""
+        for future in (*self.unsettled(), *self._settling):
+            future.end_after_fork(error)
+
     def _settle(self, result: StreamResult, data: bytes | None, polled: Origin | None) -> None:
         future = self._open.pop(result.task_id, None)
         self._doubted.pop(result.task_id, None)
         if future is None:
             return  # settled by the other thread, or cancelled
+        self._settling.add(future)
+        try:
+            self._settle_with(future, result, data, polled)
+        finally:
+            self._settling.discard(future)
+
+    def _settle_with(
+        self, future: ComputeFuture[Any], result: StreamResult, data: bytes | None, polled: Origin | None
+    ) -> None:
         record = record_of(future)
         origin = record.origin or polled or Origin(())
         future.attempt, record.timings = result.attempt, result.timings

@@ -16,7 +16,6 @@ import datetime as dt
 import functools
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
@@ -39,6 +38,7 @@ from farcall_common.errors import (
     TaskFailed,
 )
 from farcall_common.files import make_directory, warn_if_shared, write_private
+from farcall_common.forks import fork_safe_lock
 from farcall_common.graphs import MAX_STATES, STAGES, STATES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.payload import Piece
@@ -169,7 +169,7 @@ class KnownEndpoints:
 
     def __init__(self, home: Path | None) -> None:
         self._lines = _Lines(home, "known_endpoints")
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def get(self, endpoint_id: str) -> str | None:
         """The fingerprint of an endpoint; None if it is new.
@@ -261,7 +261,7 @@ class Sealer:
         self._home = known_home(environ) if home is None else home
         self.known: KnownEndpoints = KnownEndpoints(self._home)
         self._exceptions = _Lines(self._home, _EXCEPTIONS_FILE)
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._secret: bytes | None = None
         self._checked: dict[str, tuple[Mapping[str, Any], SealingKey]] = {}
 

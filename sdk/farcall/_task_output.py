@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from farcall._mapping import chunks_of
 from farcall_common.backoff import Backoff
 from farcall_common.errors import FarcallError
+from farcall_common.mapping import chunks_of
 from farcall_common.plain_text import plain
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ import psutil
 import pytest
 
 from farcall_common.errors import ConfigurationError, SerializationError, TaskError, TaskFailed
-from farcall_endpoint import Engine
+from farcall_endpoint import Engine, Graph, chain
 from farcall_endpoint.config import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from tests.support.endpoint.endpoint_process import wait_gone
@@ -174,6 +175,38 @@ def hold(path: str) -> None:
 
     while not pathlib.Path(path).exists():
         time.sleep(0.01)
+
+
+def test_map_submits_as_much_ahead_as_it_may(engine: Engine) -> None:
+    for chunksize in (1, 2):
+        results = engine.map(add, itertools.count(), buffersize=2, chunksize=chunksize)
+        assert list(itertools.islice(results, 3)) == [10, 11, 12]
+        results.close()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="buffersize"):
+        engine.map(add, [1], buffersize=0)
+
+
+def test_coroutine_functions_are_run_and_generators_refused(engine: Engine) -> None:
+    async def added(x: int) -> int:
+        import asyncio
+
+        await asyncio.sleep(0)
+        return x + 1
+
+    later: Any = added
+
+    async def stream(x: int) -> Any:
+        yield x
+
+    assert engine.submit(later, 1).result(WAIT_S) == 2
+    assert list(engine.map(later, range(3), chunksize=2)) == [1, 2, 3]
+    assert list(engine.map(chain(later, later), range(3), chunksize=2)) == [2, 3, 4]
+    graph = Graph()
+    assert engine.submit(graph, graph.call(later, graph.call(later, 1))).result(WAIT_S) == 3
+    with pytest.raises(SerializationError, match="stream is a generator function"):
+        engine.submit(stream, 1)
+    with pytest.raises(SerializationError, match="stream is a generator function"):
+        engine.map(stream, [1], chunksize=2)
 
 
 def test_the_standard_library_waits_for_futures(engine: Engine, tmp_path: Path) -> None:
@@ -491,6 +524,59 @@ def test_a_program_that_forgets_shutdown_ends_with_its_tasks_done(tmp_path: Path
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "8\n", "")
     assert {path.name for path in tmp_path.iterdir()} >= {"a", "b", "c"}
+
+
+def test_an_engine_without_references_finishes_what_was_submitted(tmp_path: Path) -> None:
+    ended = run(
+        """
+        import pathlib
+        from farcall_endpoint import Engine
+
+        Engine(max_workers=1).submit(pathlib.Path("written").touch)
+        print(Engine(max_workers=1).submit(pow, 2, 5).result())
+        """,
+        cwd=tmp_path,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "32\n", "")
+    assert (tmp_path / "written").exists()
+
+
+def test_an_engine_at_the_top_level_of_an_imported_module_starts_no_others(tmp_path: Path) -> None:
+    (tmp_path / "made_here.py").write_text(
+        textwrap.dedent(
+            """
+            import os
+            from farcall_endpoint import Engine
+
+            class Box: ...
+
+            open(f"imported-by-{os.getpid()}", "w").close()
+            with Engine(max_workers=1) as engine:
+                future = engine.submit(type, Box())
+                print(future.exception())
+            """
+        )
+    )
+    ended = run("import made_here", cwd=tmp_path)
+    assert "The module made_here makes an Engine when it is imported, and a worker imports it." in ended.stdout
+    assert len(list(tmp_path.glob("imported-by-*"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_nothing_of_its_parent(engine: Engine) -> None:
+    future = engine.submit(time.sleep, WAIT_S)
+    child = os.fork()
+    if child == 0:
+        errors = [future.exception()]
+        try:
+            engine.submit(add, 1)
+        except RuntimeError as error:
+            errors.append(error)
+        engine.shutdown()
+        os._exit(7 if all("parent process" in str(error) for error in errors) and len(errors) == 2 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert future.cancel()
+    assert engine.submit(add, 1).result(WAIT_S) == 11
 
 
 def test_a_failing_program_shows_where_the_function_failed(tmp_path: Path) -> None:

@@ -80,6 +80,34 @@ def test_ctrl_c_leaves_tasks_running_and_a_second_one_cancels_them(
         assert [task["status"] for task in client.get_tasks()] == [state] * 10
 
 
+FORKS = """
+import os, signal, threading, warnings
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks
+
+def child():
+    signal.alarm(DEADLINE_S)
+    with Executor(executor.endpoint_id) as own:
+        own.client.get_tasks()
+        return own.submit(pow, 2, 3).cancel()
+
+submitting = threading.Thread(target=lambda: [executor.submit(pow, 2, n).cancel() for n in range(20)])
+submitting.start()
+children = []
+for _ in range(20):
+    children.append(os.fork())
+    if children[-1] == 0:
+        os._exit(0 if child() else 1)
+submitting.join()
+print([status for each in children if (status := os.waitpid(each, 0)[1])])
+"""
+
+
+def test_children_that_are_forked_while_an_executor_starts_make_their_own(start: Start) -> None:
+    output, errors = start(f"DEADLINE_S = {WAIT_S / 2:.0f}\n{FORKS}").communicate(timeout=WAIT_S)
+    assert (output, errors) == ("[]\n", "")
+
+
 def wait_until_received(cloud: FakeCloud, count: int) -> None:
     with cloud.client() as client:
         wait_until(lambda: len(client.get_tasks()) == count, "the tasks were not received")

@@ -23,6 +23,11 @@ from tests.unit.product import error_classes
 CLASSES = error_classes()
 
 
+def test_remote_data_of_a_failed_task_is_its_text() -> None:
+    error = errors.TaskFailed("it raised", hint="Fix it.")
+    assert error.remote_data == str(error)
+
+
 def test_codes_are_unique() -> None:
     assert all(code == cls.code == code.upper() for code, cls in CLASSES.items())
     tree = [cls for cls in CLASSES.values() if cls.__module__ == errors.__name__]

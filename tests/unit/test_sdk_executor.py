@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
 import os
+import sys
 import threading
 import time
+import types
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,15 +26,23 @@ from farcall import (
     EndpointUnknown,
     Executor,
     FunctionUnknown,
+    Graph,
     PayloadTooLarge,
     SerializationError,
     TaskFailed,
     Unauthenticated,
     Unavailable,
+    chain,
     track,
 )
 from farcall.testing import FakeCloud
-from farcall_common.errors import DeserializationError, InvalidRequest, TaskGroupUnknown
+from farcall_common.errors import (
+    ConfigurationError,
+    DeserializationError,
+    InvalidRequest,
+    TaskGroupUnknown,
+)
+from farcall_common.green_threads import refuse_green_threads
 from tests.waiting import WAIT_S
 
 Wrapper = Callable[[httpx.Request], httpx.Response | None]
@@ -653,6 +664,49 @@ def test_callbacks_may_submit(executor: Executor) -> None:
     assert chained.result(WAIT_S) == 4
 
 
+async def later(x: int) -> int:
+    return x + 1
+
+
+async def stream(x: int) -> Any:
+    yield x
+
+
+def numbers(x: int) -> Iterator[int]:
+    yield x
+
+
+class Later:
+    async def __call__(self, x: int) -> int:
+        return x + 1
+
+
+@pytest.mark.parametrize("function", [later, functools.partial(later), Later()])
+def test_coroutine_functions_are_run(executor: Executor, function: Callable[[int], Any]) -> None:
+    assert executor.submit(function, 1).result(WAIT_S) == 2
+    assert list(executor.map(function, range(3))) == [1, 2, 3]
+    assert list(executor.map(function, range(3), chunksize=2)) == [1, 2, 3]
+    graph = Graph()
+    assert executor.submit(graph, graph.call(function, graph.call(function, 1))).result(WAIT_S) == 3
+    assert executor.submit(chain(function, function), 1).result(WAIT_S) == 3
+
+
+@pytest.mark.parametrize("function", [stream, numbers, functools.partial(numbers)])
+def test_generator_functions_are_refused_before_anything_is_sent(
+    executor: Executor, function: Callable[[int], Any]
+) -> None:
+    graph = Graph()
+    for call in (
+        lambda: executor.submit(function, 1),
+        lambda: executor.map(function, [1]),
+        lambda: executor.map(function, [1], chunksize=2),
+        lambda: executor.submit(graph, graph.call(function, 1)),
+        lambda: executor.register_function(function),
+    ):
+        with pytest.raises(SerializationError, match=r"is a generator function.*Return a list"):
+            call()
+
+
 def test_many_threads_may_submit(executor: Executor) -> None:
     def submit(n: int) -> float:
         return executor.submit(divide, n).result(WAIT_S)
@@ -671,6 +725,25 @@ def test_an_executor_raises_in_a_forked_child(executor: Executor) -> None:
             os._exit(0 if "parent process" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_waits_for_nothing_of_its_parent() -> None:
+    with FakeCloud(workers=0) as cloud, cloud.client() as client, Executor(cloud.endpoint_id, client) as executor:
+        futures = [executor.submit(divide, 1), executor.submit(divide, 2)]
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with executor:  # its end, shutdown and the collection of garbage return at once
+                done, _ = concurrent.futures.wait(futures)
+                errors = [str(future.exception()) for future in futures if future in done]
+                if all("parent process" in error for error in errors) and not futures[0].cancel():
+                    status = 7
+            executor.shutdown(cancel_futures=True)
+            os._exit(status if len(errors) == 2 else 2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not any(future.done() for future in futures)
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -695,6 +768,22 @@ def test_an_executor_without_endpoint_uses_the_default_one(cloud: FakeCloud) -> 
         assert (before, executor.endpoint_id) == (None, cloud.endpoint_id)
         executor.endpoint_id = "fake"
         assert executor.options(endpoint_id=cloud.endpoint_id[:8]).submit(divide, 1).result(WAIT_S) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "tells", "part"),
+    [("gevent.monkey", "is_module_patched", "threading"), ("eventlet.patcher", "is_monkey_patched", "thread")],
+)
+def test_replaced_threads_are_refused(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch, module: str, tells: str, part: str
+) -> None:
+    replaced: set[str] = set()
+    library = types.SimpleNamespace(**{tells: replaced.__contains__})
+    monkeypatch.setitem(sys.modules, module, library)
+    refuse_green_threads("Executor")
+    replaced.add(part)
+    with cloud.client() as client, pytest.raises(ConfigurationError, match="has replaced the threads of this program"):
+        Executor(cloud.endpoint_id, client=client)
 
 
 @pytest.mark.parametrize("bad", [{"batch_size": 0}, {"batch_size": 1001}, {"max_attempts": 0}, {"walltime_s": -1}])

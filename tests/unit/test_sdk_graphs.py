@@ -242,7 +242,7 @@ def test_what_cannot_be_submitted_names_its_stage(executor: Executor, submits: S
         (
             graph.call(functools.partial(count, _unsendable())),
             SerializationError,
-            r"stage 6 \(count\): The function",
+            r"stage 6 \(count\): argument 1 \(generator\) of partial: The function",
         ),
         (Graph().call(read, "a"), ValueError, "a stage of another graph"),
         ("text", TypeError, "got str"),

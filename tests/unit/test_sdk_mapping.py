@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from farcall._mapping import chunks_of, flattened, results_in_order
 from farcall._pacing import BurstLimit
+from farcall_common.mapping import chunks_of, flattened, results_in_order
 
 
 class Pool:

@@ -10,8 +10,10 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from farcall_common.coroutines import is_generator_function
 from farcall_common.errors import SerializationError
 from farcall_common.payload import shipped_modules
+from farcall_common.payload.parts import failing_part
 from farcall_common.payload.serializer import Serializer
 from farcall_common.payload.snapshot import Snapshot
 
@@ -44,11 +46,41 @@ class Included(NamedTuple):
 def check_callable(function: object) -> None:
     """Classes of what is mistaken for a function say in the hint what to do.
 
-    :raises SerializationError: for what cannot be called.
+    :raises SerializationError: for what cannot be called, and for generator functions.
     """
     if not callable(function):
         hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
         raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
+    if is_generator_function(function):
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SerializationError(
+            f"{name} is a generator function: a call of it returns a generator, which cannot be sent.",
+            hint="Return a list, or submit a function that iterates over the generator and returns what you need.",
+        )
+
+
+def function_buffer(function: Callable[..., Any], serializer: Serializer) -> bytes:
+    """The buffer of a function.
+
+    :raises SerializationError: if it cannot be sent; the message names the variable that cannot.
+    """
+    check_callable(function)
+    try:
+        return serializer.serialize_function(function)
+    except SerializationError as error:
+        part = failing_part(function, functools.partial(_fails, serializer))
+        if not part:
+            raise
+        name = getattr(function, "__name__", type(function).__name__)
+        raise SerializationError(f"{part} of {name}: {error.record.message}", hint=error.hint) from error
+
+
+def _fails(serializer: Serializer, value: object) -> bool:
+    try:
+        serializer.serialize_function(value) if callable(value) else serializer.serialize(value)
+    except Exception:  # noqa: BLE001 - reduce methods are user code
+        return True
+    return False
 
 
 @functools.cache
@@ -87,9 +119,8 @@ class FunctionTable:
         known = self._known.get(id(function))
         if known is not None and known[0] is function and known[2].is_current():
             return known[1]
-        check_callable(function)
         snapshot = Snapshot(function) if type(function) in (types.FunctionType, types.BuiltinFunctionType) else None
-        buffer = _serializer.serialize_function(function)
+        buffer = function_buffer(function, _serializer)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)
         made = Function(

@@ -73,9 +73,12 @@ class Snapshot:
     Code that other machines import counts as unchanged. A value that cannot be pickled counts as changed.
     """
 
-    __slots__ = ("_data", "_digest", "_parts", "_seen", "_todo")
+    __slots__ = ("_data", "_digest", "_parts", "_plain", "_seen", "_todo")
 
     def __init__(self, function: object) -> None:
+        #: Functions without closure, keyword defaults and attributes, which are most of them: their code, defaults, and
+        #: how to get their globals. Compared without a call for each.
+        self._plain: list[tuple[Any, object, object, Any, tuple[str, ...], tuple[object, ...]]] = []
         self._parts: list[tuple[_Read, tuple[object, ...]]] = []
         self._data: list[object] = []
         self._seen: dict[int, object] = {}  # while an object is held, its id() is unique
@@ -91,6 +94,13 @@ class Snapshot:
         """Whether everything is as it was."""
         if self._digest is None:
             return False
+        for function, code, defaults, get, names, values in self._plain:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ or function.__dict__:
+                return False
+            if names and not all(map(operator.is_, map(get, names, itertools.repeat(_MISSING)), values)):
+                return False
         for read, values in self._parts:
             now = read()
             if len(now) != len(values) or not all(map(operator.is_, now, values)):
@@ -125,10 +135,10 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if kind is FunctionType:
-            if not _is_importable(value):
-                self._watch(functools.partial(_function_parts, value, tuple(sorted(_global_names(value.__code__)))))
+            if not is_importable(value):
+                self._watch_function(value)
         elif issubclass(kind, type):
-            if not _is_importable(value):
+            if not is_importable(value):
                 self._watch(functools.partial(_class_parts, value))
         elif issubclass(kind, ModuleType):
             if value.__name__ != "__main__" and travels_by_value(value.__name__):
@@ -137,6 +147,16 @@ class Snapshot:
             self._todo += inner
         else:
             self._data.append(value)
+
+    def _watch_function(self, function: FunctionType) -> None:
+        names = tuple(sorted(global_names(function.__code__)))
+        if function.__closure__ or function.__kwdefaults__ or function.__dict__:
+            self._watch(functools.partial(_function_parts, function, names))
+            return
+        defaults, get = function.__defaults__, function.__globals__.get
+        values = tuple(get(name, _MISSING) for name in names)
+        self._plain.append((function, function.__code__, defaults, get, names, values))
+        self._todo += (*(defaults or ()), *values)
 
     def _watch(self, read: _Read) -> None:
         values = read()
@@ -151,7 +171,7 @@ def _function_parts(function: FunctionType, names: tuple[str, ...]) -> tuple[obj
         *(function.__defaults__ or ()),
         *(defaults.values() if defaults else ()),
         *map(function.__globals__.get, names, itertools.repeat(_MISSING)),
-        *(map(_cell_contents, function.__closure__) if function.__closure__ else ()),
+        *(map(cell_contents, function.__closure__) if function.__closure__ else ()),
         *((*attributes, *attributes.values()) if attributes else ()),
     )
 
@@ -166,16 +186,18 @@ def _contents(namespace: object) -> tuple[object, ...]:
     return (*names, *map(attributes.get, names))
 
 
-def _cell_contents(cell: types.CellType) -> object:
+def cell_contents(cell: types.CellType) -> object:
+    """The value of a variable of an enclosing function; a placeholder if it has none."""
     try:
         return cell.cell_contents
     except ValueError:  # empty
         return _MISSING
 
 
-def _global_names(code: CodeType) -> set[str]:
+def global_names(code: CodeType) -> set[str]:
+    """The globals that code reads, also in functions inside of it."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in _GLOBALS}
-    return names.union(*(_global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
+    return names.union(*(global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _inner(value: Any) -> tuple[object, ...] | None:
@@ -194,7 +216,7 @@ def _inner(value: Any) -> tuple[object, ...] | None:
     return (value.__wrapped__,) if kind is _CACHED or is_decorated(value) else None
 
 
-def _is_importable(value: Any) -> bool:
+def is_importable(value: Any) -> bool:
     """Whether the other side imports a function or class instead of getting its code."""
     module: object = value.__module__  # a class can set it to anything
     if not isinstance(module, str) or travels_by_value(module):
@@ -240,7 +262,7 @@ class _Hasher(pickle.Pickler):
             return dict, (dict(obj),)
         if kind is types.BuiltinFunctionType:  # by name, as id() below
             return NotImplemented
-        if kind is types.MethodType:  # made anew at each access
+        if kind is types.MethodType:  # a new object at each access
             return _pair, (obj.__func__, obj.__self__)
         if issubclass(kind, _FOUND) or kind in _OPAQUE or _inner(obj) is not None:
             self._visit(obj)

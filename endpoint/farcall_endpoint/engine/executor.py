@@ -6,6 +6,7 @@ import atexit
 import concurrent.futures
 import itertools
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,13 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, Unpac
 import msgspec
 
 from farcall_common.chains import Chain
+from farcall_common.coroutines import completed
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.futures import OF_PARENT
 from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.graph_packing import task_options
-from farcall_common.payload.functions import Function, FunctionTable
+from farcall_common.green_threads import refuse_green_threads
+from farcall_common.mapping import check_sizes, chunks_of, flattened, results_in_order
+from farcall_common.payload.functions import Function, FunctionTable, check_callable
 from farcall_common.payload.native import NATIVE
+from farcall_common.running import in_worker
 from farcall_common.task_options import EngineOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
 from farcall_endpoint.agent.nodes import expect_workers
@@ -39,6 +45,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _READY_STEP_S: Final = 0.005
+_SHUT_DOWN: Final = "cannot schedule new futures after shutdown"
+_INHERITED: Final = f"this Engine cannot submit: {OF_PARENT}"
 _THIS_MACHINE: Final = LocalProviderConfig()
 
 
@@ -83,7 +91,7 @@ class _Submitter(concurrent.futures.Executor):
 
         :raises SerializationError: if the function or an argument cannot travel.
         :raises InvalidRequest: for too many files.
-        :raises RuntimeError: after ``shutdown``.
+        :raises RuntimeError: after ``shutdown``, and in a process that was forked after the engine was made.
         :raises BrokenExecutor: if the engine ended because of a defect.
         :raises TypeError, ValueError: for a target that is not one of the graph's, and options that an engine does not
             know.
@@ -98,19 +106,33 @@ class _Submitter(concurrent.futures.Executor):
         return self._submit(fn, args, kwargs)
 
     def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
     ) -> Iterator[T]:
         """As the built-in ``map``, in parallel: results in the order of the arguments.
 
         :param timeout: seconds from now until the last result must be there.
         :param chunksize: calls to make in one task: for long inputs and very short calls.
+        :param buffersize: how many tasks are submitted ahead of the results that were consumed, so that the
+            iterables may be endless; None = everything is submitted at once.
         :raises TimeoutError: while iterating, when time is up; what is left is cancelled.
         """
-        if chunksize < 1:
-            raise ValueError("chunksize must be >= 1.")
+        check_sizes(chunksize, buffersize)
+        rows: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
         if chunksize == 1:
-            return super().map(fn, *iterables, timeout=timeout)
-        return _flattened(super().map(_run_chunk, itertools.repeat(fn), _chunks(iterables, chunksize), timeout=timeout))
+            return results_in_order(lambda row: self.submit(fn, *row), rows, timeout_s=timeout, ahead=buffersize)
+        for each in _functions_of(fn):
+            check_callable(each)
+        chunks = chunks_of(rows, chunksize)
+        return flattened(
+            results_in_order(
+                lambda chunk: self.submit(_run_chunk, fn, chunk), chunks, timeout_s=timeout, ahead=buffersize
+            )
+        )
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
         raise NotImplementedError
@@ -132,7 +154,9 @@ class Engine(_Submitter):
     current directory.
 
     As pools of the standard library do, leaving a ``with`` block waits for all that was submitted, also after Ctrl-C. A
-    second Ctrl-C ends the wait; when the program ends, so do its tasks.
+    second Ctrl-C ends the wait; when the program ends, so do its tasks. An engine without references finishes what
+    was submitted. A forked child must make its own: in the child, ``submit`` and the futures of the parent raise a
+    RuntimeError. A module that workers import must not make one at its top level.
 
     :param max_workers: most tasks at a time (on each node); one for each core if not given.
     :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
@@ -157,8 +181,8 @@ class Engine(_Submitter):
     :param qos_settings: how latency targets (the option ``qos``) are held.
     :param options: of :class:`TaskOptions`, for all tasks: ``idempotent``, ``max_attempts``, ``walltime_s``,
         ``memory_bytes``, ``max_output_bytes``, ``retries``, ``retry_on``, ``retry_delay_s``, ``qos``.
-    :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, or if not even one
-        worker fits.
+    :raises ConfigurationError: if the provider cannot be used from here, if no port can be had, if not even one worker
+        fits, if a worker imports the module that makes the engine, or if gevent has replaced the threads.
     """
 
     def __init__(
@@ -183,6 +207,8 @@ class Engine(_Submitter):
         qos_settings: QosSettings | None = None,
         **options: Unpack[EngineOptionsDict],
     ) -> None:
+        _refuse_in_imports()
+        refuse_green_threads("Engine")
         super().__init__(
             _changed(TaskOptions(result_serializers=NATIVE), options, method="Engine"), raise_original=raise_original
         )
@@ -216,11 +242,12 @@ class Engine(_Submitter):
         self._cancel = self._loop.cancel  # one for all futures: garbage collection looks at every object of every task
         self._functions = FunctionTable()
         self._numbers = itertools.count(1)
-        self._over = False
+        self._over = ""  # why nothing can be submitted
         self._loop.start()
-        self._finalizer = weakref.finalize(self, self._loop.stop, cancel=True)  # dropped without shutdown
-        self._finalizer.atexit = False
-        atexit.register(_end_at_exit, weakref.ref(self))
+        # An engine that is forgotten ends when its last future is done, as pools of the standard library do.
+        weakref.finalize(self, self._loop.stop, cancel=False).atexit = False
+        atexit.register(_end_at_exit, weakref.ref(self), weakref.ref(self._loop))
+        _engines.add(self)
 
     def options(self, *, raise_original: bool | None = None, **changes: Unpack[EngineOptionsDict]) -> EngineView:
         """A view on this engine whose tasks have other options; what is None stays as it is.
@@ -267,12 +294,19 @@ class Engine(_Submitter):
         :param wait: for all of that.
         :param cancel_futures: cancel what has not ended instead of finishing it. Unlike pools of the standard library,
             this ends the tasks that run, too.
+
+        Returns at once in a forked child: the engine is the parent's.
         """
-        self._over = True
-        self._finalizer.detach()
+        if self._over == _INHERITED:
+            return
+        self._over = _SHUT_DOWN
         self._loop.stop(cancel=cancel_futures)
         if wait:
             self._loop.join()
+
+    def _end_after_fork(self) -> None:
+        self._over = _INHERITED
+        self._loop.end_after_fork(RuntimeError(f"this future has no result: {OF_PARENT}"))
 
     def _submit(self, fn: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> EngineFuture[T]:
         return self._submit_with(self._options, self._raise_original, fn, args, kwargs)
@@ -313,7 +347,7 @@ class Engine(_Submitter):
         :param rebuild: makes its value of the result, if that has another form.
         """
         if self._over:
-            raise RuntimeError("cannot schedule new futures after shutdown")
+            raise RuntimeError(self._over)
         task_id = str(next(self._numbers))
         future: EngineFuture[Any] = EngineFuture(task_id, self._cancel, raise_original=raise_original)
         spec = TaskSpec(task_id, 1, "", function.hash, options, 0)
@@ -350,25 +384,52 @@ def _changed(options: TaskOptions, changes: EngineOptionsDict, *, method: str) -
         raise InvalidArgument(str(error)) from None
 
 
-def _chunks(iterables: Sequence[Iterable[Any]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    calls = zip(*iterables, strict=False)
-    while chunk := list(itertools.islice(calls, size)):
-        yield chunk
-
-
-def _flattened(chunks: Iterator[list[T]]) -> Iterator[T]:
-    for chunk in chunks:
-        chunk.reverse()
-        while chunk:  # what was yielded is the caller's to hold
-            yield chunk.pop()
-
-
 def _run_chunk(fn: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-    return [fn(*call) for call in calls]
+    first, *others = _functions_of(fn)
+    results: list[T] = []
+    for call in calls:
+        value = completed(first(*call))
+        for function in others:
+            value = completed(function(value))
+        results.append(value)
+    return results
 
 
-def _end_at_exit(reference: weakref.ref[Engine]) -> None:
-    """As the standard executors: a program that ends waits for what it submitted."""
-    engine = reference()
-    if engine is not None:
-        engine.shutdown()
+def _functions_of(fn: Callable[..., Any]) -> Sequence[Callable[..., Any]]:
+    return fn.functions if isinstance(fn, Chain) else (fn,)
+
+
+def _refuse_in_imports() -> None:
+    """An engine at the top level of a module that a worker imports would start workers that import it, without end.
+
+    :raises ConfigurationError: where a worker imports a module.
+    """
+    frame = sys._getframe() if in_worker() else None
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "<module>" and name != "__main__" and not name.startswith("farcall_endpoint."):
+            raise ConfigurationError(
+                f"The module {name} makes an Engine when it is imported, and a worker imports it.",
+                hint=f"Make the engine in a function of {name}, or below `if __name__ == '__main__':`.",
+            )
+        frame = frame.f_back
+
+
+def _end_at_exit(engine: weakref.ref[Engine], loop: weakref.ref[EngineLoop]) -> None:
+    """As the standard executors: a program that ends waits for what it submitted, also when it forgot the engine."""
+    if (known := engine()) is not None:
+        known.shutdown()
+    elif (running := loop()) is not None:
+        running.join()
+
+
+#: Engines of this process.
+_engines: Final[weakref.WeakSet[Engine]] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for engine in list(_engines):
+        engine._end_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

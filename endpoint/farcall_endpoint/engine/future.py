@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
 from typing import Any, Final, TypeVar
 
+from farcall_common.forks import fork_safe_lock
 from farcall_common.futures import GuardedFuture
 from farcall_common.graphs import StageState
 from farcall_common.progress import Progress
 
 T = TypeVar("T")
 
-_changing: Final = threading.Lock()
+_changing: Final = fork_safe_lock()
 """Held for a few instructions: while a future gets its condition, or its end without one."""
 
 
@@ -89,6 +90,12 @@ class EngineFuture(GuardedFuture[T]):
             self.set_running_or_notify_cancel()  # wakes those who wait for several futures
         self._on_cancel(self.task_id)
         return True
+
+    def end_after_fork(self, error: BaseException) -> None:
+        """As in the base class; the condition is made when it is needed."""
+        self._own_condition = None
+        if self._state == PENDING:
+            self._exception, self._state = error, FINISHED
 
     def settle(self, result: T | None, exception: BaseException | None = None) -> None:
         """End the future, from the engine's thread; nothing if it was cancelled."""

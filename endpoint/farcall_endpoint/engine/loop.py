@@ -218,6 +218,11 @@ class EngineLoop:
         if self._asleep:
             self._wake()
 
+    def end_after_fork(self, error: BaseException) -> None:
+        """In a forked child, which has no such thread: end the open futures."""
+        for future in [*self._open.values(), *(each.future for each in self._inbox)]:
+            future.end_after_fork(error)
+
     def stop(self, *, cancel: bool) -> None:
         """End when everything has, or now with all that is open cancelled."""
         self._cancel_wanted = self._cancel_wanted or cancel

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from farcall_common import running
+from farcall_common.coroutines import completed
 from farcall_common.errors import (
     ConfigurationError,
     DeserializationError,
@@ -258,7 +259,7 @@ class Runner:
             return self._failed(order, problem, started_at, time.time())
         started_at = time.time()
         try:
-            value = function(*args, **kwargs)
+            value = completed(function(*args, **kwargs))
             if order.call is not None and order.call.spread:
                 value = elements_of(value, function)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker

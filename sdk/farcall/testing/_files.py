@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from farcall._arguments import as_uuid
+from farcall_common.coroutines import completed
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.file_arguments import (
     ENDPOINT,
@@ -85,7 +86,7 @@ class TaskFiles:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._problem is not None:
                 raise self._problem
-            value = function(*args, **kwargs)
+            value = completed(function(*args, **kwargs))
             for file in self._waiting:
                 if file.path.is_symlink() or not file.path.is_file():
                     message = f"The function returned, but has not written the file for {file.url}: {file.path}."

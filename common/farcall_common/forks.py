@@ -1,0 +1,26 @@
+"""Locks that a forked child finds free: a thread of the parent may hold them at the fork, and is not in the child."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any, Final
+
+_locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+
+
+def fork_safe_lock() -> threading.Lock:
+    """A lock that is free in a forked child. What it protects must be right, or a cache, at every moment."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # as the standard library does with its own
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)
