@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from farcall_common.errors import SerializationError
-from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
+from farcall_common.payload.pickler import NativePickler
+from farcall_common.payload.pickling import PROTOCOL
 from farcall_common.payload.strategy import hint_for, message_of
 
 #: Requests a native buffer in a list of strategy names.
@@ -36,15 +37,10 @@ def dump_native(value: object) -> bytes:
     file = io.BytesIO()
     file.write(NATIVE_PREFIX)
     try:
-        try:
-            ReferencePickler(file, PROTOCOL).dump(value)
-        except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
-            file.seek(len(NATIVE_PREFIX))
-            file.truncate()
-            import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow down the start of every worker
-
-            cloudpickle.CloudPickler(file, PROTOCOL).dump(value)
-    except Exception as error:
+        NativePickler(file, PROTOCOL).dump(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # reduce methods may even call sys.exit
         raise SerializationError(
             f"A value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: "
             f"{message_of(error)}.",
