@@ -28,7 +28,7 @@ from farcall_common.payload import (
     Serializer,
 )
 from farcall_common.payload.dill_format import dill_dumps
-from farcall_common.payload.native import dump_native, load_native
+from farcall_common.payload.native import dump_call, dump_native, load_native
 from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
 from tests.waiting import WAIT_S
 
@@ -122,6 +122,13 @@ def test_a_lock_arrives_free_and_a_held_one_is_refused(
     holder.join(WAIT_S)
     with pytest.raises(SerializationError, match="cannot be sent"):
         there_and_back(lock)
+
+
+def test_the_argument_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(SerializationError, match="Positional argument 2 of type list cannot be pickled"):
+        dump_call((Once(), [threading.Condition()]), {})
+    with pytest.raises(SerializationError, match="Keyword argument 'file' of type Condition"):
+        dump_call((1,), {"file": threading.Condition()})
 
 
 def test_locks_that_dill_writes_arrive_free() -> None:

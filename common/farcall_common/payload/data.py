@@ -238,7 +238,7 @@ def _pickled(value: object) -> tuple[bytes, ByValue | None]:
     pickler = Pickler(file, PROTOCOL)
     pickler.dump(value)
     pickled = file.getvalue()
-    return pickled, None if pickler.code is None else pickler.code.described(pickled)
+    return pickled, None if pickler.code_reducer is None else pickler.code_reducer.described(pickled)
 
 
 def _text_with_code(dumped: ByValue, *, with_sources: bool) -> bytes:
@@ -392,9 +392,9 @@ def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByVal
     pickled, contents = _Pieces(), list[memoryview]()
     pickler = Pickler(pickled, PROTOCOL, buffer_callback=_keeper(contents))
     pickler.dump(value)
-    if pickler.code is None:
+    if pickler.code_reducer is None:
         return pickled, contents, None
-    dumped = pickler.code.described(b"".join(pickled))
+    dumped = pickler.code_reducer.described(b"".join(pickled))
     return (dumped.pickled,), contents, dumped
 
 

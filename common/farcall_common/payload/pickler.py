@@ -45,9 +45,9 @@ _HEAP_TYPE: Final = 1 << 9
 
 
 class Pickler(pickle.Pickler):
-    """Pickles a value in one pass. ``code`` is None as long as nothing in it travels by value."""
+    """Pickles a value in one pass. ``code_reducer`` is None as long as nothing in it travels by value."""
 
-    code: CodeReducer | None = None
+    code_reducer: CodeReducer | None = None
     #: Whether code of a module travels by value, by the module's name.
     is_local: Callable[[str], bool] = staticmethod(travels_by_value)
 
@@ -60,12 +60,12 @@ class Pickler(pickle.Pickler):
 
         :raises pickle.PicklingError: if this pickler writes references only.
         """
-        if self.code is None:
+        if self.code_reducer is None:
             # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
             from farcall_common.payload.by_value import CodeReducer
 
-            self.code = CodeReducer(self.is_local)
-        return self.code
+            self.code_reducer = CodeReducer(self.is_local)
+        return self.code_reducer
 
     def can_import(self, obj: Any) -> bool:
         """Whether the other side finds the same object under its module and name."""

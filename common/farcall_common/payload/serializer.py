@@ -32,7 +32,15 @@ from farcall_common.payload.data import (
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
 from farcall_common.payload.native import NATIVE_PREFIX, load_native
-from farcall_common.payload.strategy import Combination, Strategy, explain, explain_all, hint_for, message_of
+from farcall_common.payload.strategy import (
+    SEND_DATA,
+    Combination,
+    Strategy,
+    explain,
+    explain_all,
+    hint_for,
+    message_of,
+)
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -326,7 +334,7 @@ def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: st
         failures.clear()
     raise SerializationError(
         f"{subject} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
-        hint="Send plain data, and open files, connections and locks inside the function.",
+        hint=SEND_DATA,
     )
 
 

@@ -16,6 +16,9 @@ from farcall_common.payload.framing import Piece, pack, unpack
 
 _MAX_REASON_CHARACTERS = 300
 
+#: Advice for a value that cannot be sent.
+SEND_DATA = "Send plain data, and open files and connections inside the function."
+
 
 @dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
