@@ -14,8 +14,8 @@ from farcall_common.payload import DEFAULT_CODE, DillCode, PickleOutOfBand, Pure
 from farcall_common.payload.data import WITHOUT_BYTE_CODE
 from farcall_common.task_options import TaskOptions
 
-#: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter. Its byte
-#: code is for endpoints that read no other.
+#: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter. The
+#: byte code of dill is for endpoints that read no other.
 _REWRITING: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:], DillCode())
 #: The only strategy that is not text.
 _BINARY: Final = PickleOutOfBand().id
