@@ -119,8 +119,6 @@ SYSTEMS: Final[dict[str, tuple[str, Callable[[], Pair] | None, Callable[[], Pair
     "dill": ("ours", lambda: _module("dill"), lambda: _module("dill")),
     "1st: JSON, source text": ("order", lambda: _farcall(code=True, position=0), lambda: _farcall(position=0)),
     "2nd: pickle, byte code": ("order", lambda: _farcall(code=True, position=1), lambda: _farcall(position=1)),
-    "3rd: cloudpickle, dill": ("order", lambda: _farcall(code=True, position=2), lambda: _farcall(position=2)),
-    "4th: dill": ("order", None, lambda: _farcall(position=3)),
 }
 
 

@@ -302,7 +302,7 @@ _result_not_serializable = Outcome(
     "RESULT_NOT_SERIALIZABLE",
     Fault.USER_CODE,
     "The function returned, but its result cannot be sent: {}",
-    "Return plain data, and keep open files, connections and locks inside the function.",
+    "Return plain data, and keep open files and connections inside the function.",
 )
 arguments_too_large = Outcome(
     "VALUE_TOO_LARGE",

@@ -10,12 +10,13 @@ import msgspec
 from farcall._endpoints import EndpointCache, EndpointRuntime
 from farcall._functions import FunctionHandle, PackedFunction, Requirements
 from farcall_common.errors import EndpointIncompatible
-from farcall_common.payload import DEFAULT_CODE, PickleOutOfBand, PureSourceDill
+from farcall_common.payload import DEFAULT_CODE, DillCode, PickleOutOfBand, PureSourceDill
 from farcall_common.payload.data import WITHOUT_BYTE_CODE
 from farcall_common.task_options import TaskOptions
 
-#: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter.
-_REWRITING: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:])
+#: Strategies for a function, text first: dill finds the source of functions that were typed into an interpreter. The
+#: byte code of dill is for endpoints that read no other.
+_REWRITING: Final = (DEFAULT_CODE[0], PureSourceDill(self_contained=True), *DEFAULT_CODE[1:], DillCode())
 #: The only strategy that is not text.
 _BINARY: Final = PickleOutOfBand().id
 

@@ -77,7 +77,7 @@ def test_a_task_whose_arguments_cannot_be_sent_fails_after_the_tasks_that_it_nee
     code = (
         "import threading; from benchmarks.taps.plugins import FarcallEngineConfig\n"
         "executor = FarcallEngineConfig(max_workers=1).get_executor()\n"
-        "failed = executor.submit(max, executor.submit(pow, 2, 2), threading.Lock())\n"
+        "failed = executor.submit(max, executor.submit(pow, 2, 2), threading.Condition())\n"
         "print(type(failed.exception(60)).__name__); executor.shutdown()"
     )
     assert program("-c", code).stdout.strip() == "SerializationError"

@@ -21,7 +21,8 @@ from farcall._results import task_error
 from farcall_common.errors import PayloadTooLarge, SerializationError
 from farcall_common.payload import Serializer, describe_exception, include
 from farcall_common.payload.functions import Included
-from farcall_common.payload.pickling import INCLUDED_MARK, dumps_by_reference, travels_by_value
+from farcall_common.payload.pickler import dumps_by_reference
+from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
 from farcall_common.wire import StreamResult, TaskState
 
 #: Runs calls as a worker does. Its input: a line for each call, with function and payload.

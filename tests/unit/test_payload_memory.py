@@ -59,7 +59,7 @@ def test_the_sdk_keeps_no_arguments(reads_binary: bool) -> None:
 
 @pytest.mark.parametrize("write", [Serializer().pack_call, lambda args: dump_call(args, {})], ids=["cloud", "engine"])
 def test_arguments_that_cannot_be_sent_are_freed_with_the_error(write: Callable[[tuple[object, ...]], bytes]) -> None:
-    assert is_freed_after(lambda value: write((value, threading.Lock())))
+    assert is_freed_after(lambda value: write((value, threading.Condition())))
 
 
 def test_an_engine_keeps_neither_arguments_nor_results() -> None:

@@ -161,7 +161,7 @@ def test_a_list_that_contains_itself_round_trips() -> None:
         ([Point(1)], "f1"),
         (Colour.RED, "f1"),
         (lambda x: x, "f1"),
-        (threading.Lock(), "00"),
+        (threading.Lock(), "f0"),
     ],
 )
 def test_the_first_strategy_that_is_safe_is_chosen(value: object, strategy: str) -> None:
@@ -320,13 +320,8 @@ def test_an_argument_that_cannot_be_sent_is_named_with_the_reasons() -> None:
         serializer.pack_call([1, [unsendable]], {})
     text = str(caught.value)
     assert "Positional argument 2 (of type list)" in text
-    for name in (
-        "JSONData: TypeError: a generator",
-        "PickleDataBase64: ",
-        "CloudPickleDataBase64: ",
-        "DillDataBase64: ",
-    ):
-        assert name in text
+    for reason in ("JSONData: TypeError: a generator", "CloudPickleDataBase64: TypeError: cannot pickle 'generator'"):
+        assert reason in text
     with pytest.raises(SerializationError, match="Keyword argument 'source'"):
         serializer.pack_call([1], {"source": unsendable})
 

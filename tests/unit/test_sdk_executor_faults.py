@@ -66,7 +66,7 @@ def test_an_argument_that_comes_later_and_exits_when_pickled_fails_its_call(clou
         later.set_result(ExitsWhenPickled())
         error = call.exception(WAIT_S)
         assert isinstance(error, SerializationError)
-        assert isinstance(error.__cause__, SystemExit)
+        assert "SystemExit: 1" in str(error)
 
 
 def test_an_argument_whose_failure_cannot_be_shown_fails_its_call(cloud: FakeCloud) -> None:

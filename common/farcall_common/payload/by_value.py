@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import io
 import linecache
 import operator
@@ -28,25 +29,22 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeGuard
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from farcall_common.payload.pickling import (
-    PROTOCOL,
+    MAIN,
     THIS_PYTHON,
-    is_decorated,
+    attribute,
     is_registered_by_user,
-    plain_function,
     travels_by_value,
 )
 
-_MAIN = frozenset({"__main__", "__mp_main__"})
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _CLASSES_NAMED = 3
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
-_SKELETONS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 #: Our key in cloudpickle's field for extensions, which its own reader ignores.
 _NAME = "farcall_name"
 
@@ -68,25 +66,6 @@ class ByValue:
     names: Sequence[str] = ()
 
 
-def dump_by_value(value: object, *, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None = None) -> ByValue:
-    """Pickle a value together with the code that a worker cannot import.
-
-    :param buffer_callback: as pickle's own.
-    :raises pickle.PicklingError: if something in it cannot be pickled.
-    :raises Exception: what the reduce methods of the value raise.
-    """
-    file = io.BytesIO()
-    pickler = _ByValuePickler(file, PROTOCOL, buffer_callback)
-    pickler.dump(value)
-    return ByValue(
-        file.getvalue(),
-        THIS_PYTHON if pickler.codes else None,
-        _source_blocks(pickler.codes),
-        describe_modules(pickler.modules) if pickler.modules else None,
-        [*pickler.classes][:_CLASSES_NAMED],
-    )
-
-
 def load_by_value(
     pickled: bytes | memoryview,
     modules: Mapping[str, Sequence[str]],
@@ -106,66 +85,136 @@ def load_by_value(
     return value
 
 
-class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(
-        self, file: io.BytesIO, protocol: int, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None
-    ) -> None:
-        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+class CodeReducer:
+    """Reduces what the other side cannot import, for one pickle, and remembers what a reader must know of it."""
+
+    def __init__(self, is_local: Callable[[str], bool]) -> None:
+        self._is_local = is_local
+        self.globals_ref: dict[int, dict[str, Any]] = {}  # for cloudpickle's methods: one namespace for each module
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
 
-    def reducer_override(self, obj: Any) -> Any:
+    _function_getnewargs = cloudpickle.Pickler._function_getnewargs
+    _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
+
+    def described(self, pickled: bytes) -> ByValue:
+        """The finished pickle, with what a reader must know of it."""
+        return ByValue(
+            pickled,
+            THIS_PYTHON if self.codes else None,
+            _source_blocks(self.codes),
+            describe_modules(self.modules) if self.modules else None,
+            [*self.classes][:_CLASSES_NAMED],
+        )
+
+    def function(self, function: FunctionType) -> Any:
+        if function.__code__ is _SINGLE_DISPATCH:
+            registered = [(kind, each) for kind, each in vars(function)["registry"].items() if kind is not object]
+            first = vars(function)["__wrapped__"]
+            return functools.singledispatch, (first,), registered, None, None, register_all
+        if self._is_sent(name := function.__globals__.get("__name__")):
+            self.modules.add(name)
+        return self._reduced_function(function)
+
+    def module(self, module: ModuleType) -> Any:
+        self.modules.add(module.__name__)
+        # The contents go in as state, after the module is known to the pickler: modules may import each other.
+        contents = {name: item for name, item in vars(module).items() if name not in _MODULE_MACHINERY}
+        return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, _set_class_state
+
+    def class_(self, cls: type) -> Any:
+        generic = vars(cls).get("__pydantic_generic_metadata__")
+        if isinstance(generic, dict) and generic.get("origin") is not None:
+            return operator.getitem, (generic["origin"], tuple(generic["args"]))
+        make, args, state, *rest = cloudpickle._dynamic_class_reduce(cls)
+        self.modules.add(str(cls.__module__))
+        self.classes[str(cls.__qualname__)] = None
+        if make is cloudpickle._make_skeleton_class:
+            kind, name, bases, settings, *others = args
+            if type(cls).__module__.partition(".")[0] == "msgspec":
+                kind, settings = _parts_of_struct(cls, settings)
+            elif "__slots__" in vars(cls) and typing.NamedTuple not in bases:  # which has no slots, and makes them
+                settings = {**settings, "__slots__": _slots(cls)}
+            if "__slots__" in vars(cls):  # made with the class
+                own = {key: value for key, value in state[0].items() if not isinstance(value, MemberDescriptorType)}
+                own.pop("__slots__", None)
+                state = (own, state[1])
+            args = (kind, name, bases, settings, *others)
+        if (name := importable_name(cls)) is not None:
+            args = (*args[:-1], {_NAME: name})
+        return make, args, state, *rest
+
+    def named_type(self, kind: Any) -> Any:
+        return _reduced_type(kind)
+
+    def cached(self, function: Any) -> Any:
+        """An empty cache of the same kind, around the function: ``lru_cache(maxsize, typed)(function)``."""
+        maxsize, typed = function.cache_parameters().values()
+        make = functools.partial(functools.lru_cache, maxsize)
+        return functools.reduce, (operator.call, (make, typed, function.__wrapped__))
+
+    def other(self, obj: Any) -> Any:
+        """As cloudpickle does: code objects, cells, properties and the like."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
-        if is_decorated(obj) and _is_local(obj.__module__):
-            return operator.itemgetter(0), ((plain_function(obj),),)
-        if isinstance(obj, ModuleType) and obj.__name__ != "__main__" and _is_local(obj.__name__):
-            self.modules.add(obj.__name__)
-            # The contents go in as state, after the module is known to the pickler: modules may import each other.
-            contents = {name: item for name, item in vars(obj).items() if name not in _MODULE_MACHINERY}
-            return cloudpickle.dynamic_subimport, (obj.__name__, {}), (contents, {}), None, None, _set_class_state
-        if isinstance(obj, _NAMED_TYPES) and not _is_importable(obj):
-            return _reduced_type(obj)
-        if isinstance(obj, _CACHED) and _is_local(obj.__module__):
-            return _reduced_cached(obj)
-        reduction = super().reducer_override(obj)
-        if reduction is NotImplemented:
-            if isinstance(obj, FunctionType) and _is_local(obj.__module__):
-                reduction = self._dynamic_function_reduce(obj)
-            elif isinstance(obj, type) and _is_local(obj.__module__):
-                reduction = cloudpickle._dynamic_class_reduce(obj)
-            else:
-                return reduction
-        if isinstance(obj, FunctionType):
-            if _is_local(name := obj.__globals__.get("__name__")):
-                self.modules.add(name)
-        elif reduction[0] in _SKELETONS:
-            self.modules.add(str(obj.__module__))
-            self.classes[str(obj.__qualname__)] = None
-            if (name := importable_name(obj)) is not None:
-                make, args, *rest = reduction
-                return make, (*args[:-1], {_NAME: name}), *rest
-        return reduction
+        return cloudpickle.Pickler._dispatch_table[type(obj)](obj)
+
+    def _is_sent(self, module_name: object) -> TypeGuard[str]:
+        return isinstance(module_name, str) and self._is_local(module_name)
 
 
-#: Types in annotations: pickle sends these by name only, from any module.
-_NAMED_TYPES = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
+#: What ``functools.singledispatch`` returns has this code.
+_SINGLE_DISPATCH: Final = cast(FunctionType, functools.singledispatch(len)).__code__
 
 
-#: What ``functools.cache`` and ``lru_cache`` return. Pickle sends it by name only.
-_CACHED = type(functools.cache(lambda: None))
+def register_all(function: Any, registered: Iterable[tuple[type, Callable[..., Any]]]) -> None:
+    """Give a function of ``functools.singledispatch`` its functions for types."""
+    for kind, each in registered:
+        function.register(kind, each)
 
 
-def _reduced_cached(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """An empty cache of the same kind, around the function: ``lru_cache(maxsize, typed)(function)``."""
-    maxsize, typed = obj.cache_parameters().values()
-    return functools.reduce, (operator.call, (functools.partial(functools.lru_cache, maxsize), typed, obj.__wrapped__))
+def _slots(cls: type) -> Any:
+    """The slots of a class as it was written with: its instances have no dict elsewhere either."""
+    slots = vars(cls)["__slots__"]
+    if isinstance(slots, str | tuple | list | dict):
+        return slots
+    return tuple(name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType))
 
 
-def _is_importable(obj: Any) -> bool:
-    name: str = obj.__module__
-    return not _is_local(name) and attribute(sys.modules.get(name), obj.__name__) is obj
+class _Made:
+    """A value that the reader makes by a call."""
+
+    def __init__(self, make: Callable[..., Any], **settings: Any) -> None:
+        self._make = functools.partial(make, **settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._make, ()
+
+
+_STRUCT_OPTIONS: Final = (
+    *("frozen", "eq", "order", "array_like", "gc", "repr_omit_defaults", "omit_defaults", "forbid_unknown_fields"),
+    *("weakref", "dict", "cache_hash", "tag", "tag_field"),
+)
+
+
+def _parts_of_struct(cls: Any, settings: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """What makes a ``msgspec.Struct``: the metaclass with its options, and the names in the body of the class. The
+    metaclass needs the fields at once."""
+    msgspec = sys.modules["msgspec"]  # a task's, which may not be the worker's own
+    own = [name for name in cls.__struct_fields__ if name in inspect.get_annotations(cls)]
+    options = {name: getattr(cls.__struct_config__, name) for name in _STRUCT_OPTIONS}
+    options["kw_only"] = bool(own) and not set(own) & {*cls.__match_args__}
+    encoded = dict(zip(cls.__struct_fields__, cls.__struct_encode_fields__, strict=True))
+    defaults = dict(zip(reversed(cls.__struct_fields__), reversed(cls.__struct_defaults__), strict=False))
+    body: dict[str, Any] = {**settings, "__annotations__": dict.fromkeys(own, object)}
+    for name in own:
+        default = defaults.get(name, msgspec.NODEFAULT)
+        has_factory = (type(default).__module__, type(default).__name__) == (type(cls).__module__, "Factory")
+        default = {"default_factory": default.factory} if has_factory else {"default": default}
+        body[name] = _Made(msgspec.field, name=encoded[name], **default)
+    metaclass: Callable[..., Any] = type(cls)
+    return functools.partial(metaclass, **options), body
 
 
 def _reduced_type(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -176,7 +225,10 @@ def _reduced_type(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return functools.partial(typing.ParamSpec, obj.__name__, bound=obj.__bound__, **variance), ()
     if isinstance(obj, typing.NewType):
         return typing.NewType, (obj.__name__, obj.__supertype__)
-    return typing.TypeVarTuple, (obj.__name__,)
+    if isinstance(obj, typing.TypeVarTuple):
+        return typing.TypeVarTuple, (obj.__name__,)
+    alias: Callable[..., Any] = type(obj)
+    return functools.partial(alias, obj.__name__, obj.__value__, type_params=obj.__type_params__), ()
 
 
 _set_class_state = cloudpickle._class_setstate
@@ -260,10 +312,6 @@ class _ByValueUnpickler(pickle.Unpickler):
         return own
 
 
-def _is_local(module_name: object) -> TypeGuard[str]:
-    return isinstance(module_name, str) and travels_by_value(module_name)
-
-
 def _source_blocks(codes: list[CodeType]) -> list[tuple[str, int, str]]:
     blocks: list[tuple[str, int, str]] = []
     sent: set[tuple[str, int]] = set()
@@ -311,7 +359,7 @@ def describe_modules(names: Iterable[str]) -> dict[str, list[str]]:
     while todo:
         name = todo.pop()
         module = sys.modules.get(name)
-        if name in described or name in _MAIN or module is None or is_registered_by_user(name):
+        if name in described or name in MAIN or module is None or is_registered_by_user(name):
             continue
         source = _source_in_memory(module)
         if source is not None:
@@ -407,20 +455,12 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 def _imported(name: str) -> ModuleType | None:
     """The module, or None if it cannot be imported here."""
-    if (module := sys.modules.get(name)) is None and name not in _MAIN:
+    if (module := sys.modules.get(name)) is None and name not in MAIN:
         try:
             module = importlib.import_module(name)
         except (Exception, SystemExit):  # noqa: BLE001 - a module's own code may do anything
             return None
     return module
-
-
-def attribute(module: object, qualified_name: str) -> object:
-    """The object with a dotted name in a module, or None."""
-    found = module
-    for name in qualified_name.split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _source_in_memory(module: ModuleType) -> _Source | None:

@@ -14,14 +14,9 @@ from typing import Any, ClassVar
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload.data import dump_with_code, load_with_code
-from farcall_common.payload.pickling import (
-    THIS_PYTHON,
-    dill_dumps,
-    dill_loads,
-    dill_source,
-    dumps_by_reference,
-    plain_function,
-)
+from farcall_common.payload.dill_format import dill_dumps, dill_loads, dill_source
+from farcall_common.payload.pickler import dumps_by_reference
+from farcall_common.payload.pickling import THIS_PYTHON, plain_function
 from farcall_common.payload.source import function_from_source, self_contained_source, source_of
 from farcall_common.payload.strategy import Combination, Strategy
 

@@ -18,6 +18,7 @@ import base64
 import binascii
 import ctypes
 import dataclasses
+import io
 import json
 import pickle
 import sys
@@ -32,16 +33,12 @@ from farcall_common.errors import DeserializationError
 from farcall_common.json_calls import JSON_PREFIX
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.payload.arrays import array_pieces
+from farcall_common.payload.dill_format import dill_dumps, dill_loads
 from farcall_common.payload.framing import Piece, first_line, join_aligned, padding
 from farcall_common.payload.native import NATIVE_PREFIX, dump_native, is_plain
-from farcall_common.payload.pickling import (
-    PROTOCOL,
-    THIS_PYTHON,
-    ReferencePickler,
-    dill_dumps,
-    dill_loads,
-    dumps_by_reference,
-)
+from farcall_common.payload.pickler import Pickler, dumps_by_reference
+from farcall_common.payload.pickling import PROTOCOL, THIS_PYTHON
+from farcall_common.payload.pools import teach_pools
 from farcall_common.payload.source import remember_lines
 from farcall_common.payload.strategy import Combination, Strategy
 from farcall_common.plain_text import plain
@@ -122,6 +119,25 @@ class CloudPickleDataBase64(Strategy):
 
     def load(self, text: bytes, *, own_classes: bool = False) -> object:
         return load_with_code(text, own_classes=own_classes)
+
+
+@dataclasses.dataclass(frozen=True)
+class PickledData(CloudPickleDataBase64):
+    """The same, but values without such code are written as :class:`PickleDataBase64`. Not in the table of strategies:
+    both kinds of buffers are."""
+
+    also_writes: ClassVar[Sequence[bytes]] = (PickleDataBase64.prefix,)
+
+    @property
+    def name(self) -> str:
+        return CloudPickleDataBase64.__name__
+
+    def write(self, value: object) -> Sequence[Piece]:
+        """Write the buffer of a value after one pass over it."""
+        pickled, by_value = _pickled(value)
+        if by_value is None:
+            return PickleDataBase64.prefix, PickleDataBase64.written(pickled)
+        return self.prefix, _text_with_code(by_value, with_sources=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,10 +226,19 @@ def dump_with_code(value: object, *, with_sources: bool) -> bytes:
 
     :raises Exception: what pickling it raises.
     """
-    # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
-    from farcall_common.payload.by_value import dump_by_value
+    pickled, by_value = _pickled(value)
+    if by_value is None:
+        return b"{}\n" + binascii.b2a_base64(pickled, newline=False)
+    return _text_with_code(by_value, with_sources=with_sources)
 
-    return _text_with_code(dump_by_value(value), with_sources=with_sources)
+
+def _pickled(value: object) -> tuple[bytes, ByValue | None]:
+    """A pickle, and its description if it has code."""
+    file = io.BytesIO()
+    pickler = Pickler(file, PROTOCOL)
+    pickler.dump(value)
+    pickled = file.getvalue()
+    return pickled, None if pickler.code_reducer is None else pickler.code_reducer.described(pickled)
 
 
 def _text_with_code(dumped: ByValue, *, with_sources: bool) -> bytes:
@@ -282,6 +307,7 @@ def _unpickle(
     modules = head.get("modules")
     if modules is None:
         return pickle.loads(pickled, buffers=buffers)
+    teach_pools()
     # Here, not at the top: as in dump_with_code.
     from farcall_common.payload.by_value import load_by_value
 
@@ -328,6 +354,19 @@ class PickleOutOfBand(Strategy):
         return _unpickle(parts[0], head, own_classes=own_classes, buffers=buffers)
 
 
+@dataclasses.dataclass(frozen=True)
+class EdgeData(PickleOutOfBand):
+    """What workers write for one another, see :func:`edge_pieces`. Not in the table of strategies."""
+
+    @property
+    def name(self) -> str:
+        return PickleOutOfBand.__name__
+
+    def write(self, value: object) -> Sequence[Piece]:
+        """Write the buffer of a value for a worker of the same endpoint."""
+        return edge_pieces(value)
+
+
 class _Pieces(list[bytes]):
     """A file for pickle that keeps large bytes objects without a copy."""
 
@@ -351,16 +390,12 @@ def edge_pieces(value: object) -> Sequence[Piece]:
 def _dumped(value: object) -> tuple[Sequence[bytes], Sequence[memoryview], ByValue | None]:
     """A pickle in pieces, the contents outside of it, and its description if it has code."""
     pickled, contents = _Pieces(), list[memoryview]()
-    try:
-        ReferencePickler(pickled, PROTOCOL, buffer_callback=_keeper(contents)).dump(value)
-    except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
-        # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
-        from farcall_common.payload.by_value import dump_by_value
-
-        contents.clear()
-        dumped = dump_by_value(value, buffer_callback=_keeper(contents))
-        return (dumped.pickled,), contents, dumped
-    return pickled, contents, None
+    pickler = Pickler(pickled, PROTOCOL, buffer_callback=_keeper(contents))
+    pickler.dump(value)
+    if pickler.code_reducer is None:
+        return pickled, contents, None
+    dumped = pickler.code_reducer.described(b"".join(pickled))
+    return (dumped.pickled,), contents, dumped
 
 
 def _joined(pickled: Sequence[bytes], contents: Sequence[memoryview], by_value: ByValue | None) -> list[Piece]:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from farcall_common.errors import SerializationError
-from farcall_common.payload.pickling import PROTOCOL, ReferencePickler
-from farcall_common.payload.strategy import hint_for, message_of
+from farcall_common.payload.pickler import NativePickler
+from farcall_common.payload.pickling import PROTOCOL
+from farcall_common.payload.strategy import SEND_DATA, hint_for, message_of
 
 #: Requests a native buffer in a list of strategy names.
 NATIVE: Final = ("native",)
@@ -26,9 +27,10 @@ _LARGE: Final = 16 * 1024
 """Above this size pickle writes a value directly into a file, which is ten times as fast as ``pickle.dumps``."""
 
 
-def dump_native(value: object) -> bytes:
+def dump_native(value: object, subject: str = "A value") -> bytes:
     """The buffer of a value.
 
+    :param subject: what it is, in the error.
     :raises SerializationError: if it cannot be pickled.
     """
     if is_plain(value):
@@ -36,19 +38,14 @@ def dump_native(value: object) -> bytes:
     file = io.BytesIO()
     file.write(NATIVE_PREFIX)
     try:
-        try:
-            ReferencePickler(file, PROTOCOL).dump(value)
-        except Exception:  # noqa: BLE001 - what pickle refuses may travel by value
-            file.seek(len(NATIVE_PREFIX))
-            file.truncate()
-            import cloudpickle  # type: ignore[import-untyped]  # here, because it would slow down the start of every worker
-
-            cloudpickle.CloudPickler(file, PROTOCOL).dump(value)
-    except Exception as error:
+        NativePickler(file, PROTOCOL).dump(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # reduce methods may even call sys.exit
         raise SerializationError(
-            f"A value of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: "
+            f"{subject} of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: "
             f"{message_of(error)}.",
-            hint=hint_for(error) or "Send plain data, and open files, connections and locks inside the function.",
+            hint=hint_for(error) or SEND_DATA,
         ) from error
     return file.getvalue()
 
@@ -74,11 +71,25 @@ def is_native(buffer: bytes | memoryview) -> bool:
 def dump_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """The buffer of a call's arguments.
 
-    :raises SerializationError: if one of them cannot be pickled.
+    :raises SerializationError: if one of them cannot be pickled; with its position or name.
     """
     if not (args or kwargs):
         return _EMPTY_CALL
-    return dump_native((args, kwargs))
+    try:
+        return dump_native((args, kwargs))
+    except SerializationError as error:
+        named = [(f"Positional argument {number}", value) for number, value in enumerate(args, start=1)]
+        for name, value in [*named, *((f"Keyword argument {name!r}", value) for name, value in kwargs.items())]:
+            try:
+                dump_native(value, name)
+            except SerializationError as of_one:
+                if _reason(of_one) == _reason(error):  # else it may be pickled only once
+                    raise of_one from error.__cause__
+        raise
+
+
+def _reason(error: SerializationError) -> str:
+    return "" if error.__cause__ is None else message_of(error.__cause__)
 
 
 def load_call(buffer: bytes | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Pickling tools: where code comes from, pickle by reference, byte code of other Python versions, and dill.
+"""Pickling tools: where code comes from, and byte code of other Python versions.
 
 Code of the standard library, of installed packages and of extension modules travels *by reference*: the worker imports
 it. Everything else may exist only on this machine and travels *by value*: ``__main__``, notebooks, scripts, and modules
@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import dis
 import functools
-import io
 import opcode
 import os
-import pickle
+import pathlib
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType
 from typing import Any
 
 PROTOCOL = 5
 """Fixed, so that a newer Python on the client keeps writing pickles that an older worker can read."""
+
+if sys.version_info < (3, 13):
+    # Python 3.13 writes paths as of this module, which no other version but 3.14 has.
+    sys.modules.setdefault("pathlib._local", pathlib)
 
 #: The minor version, which byte code is bound to.
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -31,8 +34,12 @@ THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: The attribute of a top-level module whose source travels with functions.
 INCLUDED_MARK = "__farcall_included__"
 
+#: The names of the main module of a program, and of its copy in a process of ``multiprocessing``.
+MAIN = frozenset({"__main__", "__mp_main__"})
+
 _OWN_PACKAGE = __name__.partition(".")[0]
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+_NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _BEFORE_RESUME = frozenset(
     {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
 )
@@ -46,21 +53,48 @@ def travels_by_value(module_name: str) -> bool:
 
     Modules given to ``cloudpickle.register_pickle_by_value`` travel by value too.
     """
-    if module_name in ("__main__", "__mp_main__"):
+    if module_name in MAIN:
         return True
     if module_name.partition(".")[0] == _OWN_PACKAGE:  # every worker has it, from wherever it is imported here
         return False
-    if hasattr(sys.modules.get(module_name.partition(".")[0]), INCLUDED_MARK):
+    if INCLUDED_MARK in _names_in(sys.modules.get(module_name.partition(".")[0])):
         return False
     module = sys.modules.get(module_name)
     if module is None or is_registered_by_user(module_name):
         return True
-    place = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    place = place_of(module)
     if place is None:  # built in or frozen, unless it was created at run time and has no spec
-        return getattr(module, "__spec__", None) is None
+        return _names_in(module).get("__spec__") is None
     if place.endswith(tuple(EXTENSION_SUFFIXES)):  # machine code cannot be sent
         return False
     return not is_installed(module_name, place)
+
+
+def place_of(module: object) -> str | None:
+    """The file of a module, or the first folder of a package without one; None if it has neither.
+
+    Read from the names in the module: a module may have a ``__getattr__`` that answers everything.
+    """
+    names = _names_in(module)
+    file, folders = names.get("__file__"), names.get("__path__")
+    if isinstance(file, str):
+        return file
+    return next(map(str, folders), None) if isinstance(folders, Iterable) else None
+
+
+def _names_in(module: object) -> Mapping[str, Any]:
+    return getattr(module, "__dict__", {})
+
+
+def attribute(module: object, qualified_name: str) -> object:
+    """The object with a dotted name in a module; None if there is none, or if looking it up fails."""
+    found = module
+    for name in qualified_name.split("."):
+        try:
+            found = getattr(found, name, None)
+        except Exception:  # noqa: BLE001 - modules that import their parts late may raise anything
+            return None
+    return found
 
 
 def is_registered_by_user(module_name: str) -> bool:
@@ -131,33 +165,13 @@ def plain_function(value: Any) -> Any:
     return value.__wrapped__ if is_decorated(value) else value
 
 
-# -- pickle by reference -----------------------------------------------------------------------------------------------
+# -- byte code ---------------------------------------------------------------------------------------------------------
 
 
-class ReferencePickler(pickle.Pickler):
-    """Refuses classes and functions that must travel by value, so that the next strategy sends them so.
-
-    Plain pickle writes a class of ``__main__`` as its name, and the worker's ``__main__`` is another one.
-    """
-
-    def reducer_override(self, obj: object, /) -> Any:
-        if isinstance(obj, (type, FunctionType)) or is_decorated(obj):
-            module: object = obj.__module__  # a class can set it to anything
-            if isinstance(module, str) and travels_by_value(module):
-                name = obj.__qualname__  # type: ignore[attr-defined]
-                raise pickle.PicklingError(f"{module}.{name} cannot be imported on another machine")
-        return NotImplemented
-
-
-def dumps_by_reference(value: object) -> bytes:
-    """Pickle a value whose classes and functions a worker can import.
-
-    :raises pickle.PicklingError: if a class or function must travel by value, or cannot be pickled.
-    :raises Exception: any error of the value's reduce methods.
-    """
-    file = io.BytesIO()
-    ReferencePickler(file, PROTOCOL).dump(value)
-    return file.getvalue()
+def global_names(code: CodeType) -> set[str]:
+    """The names of modules' variables that a function uses, those of the functions inside it too."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in _NAME_LOOKUPS}
+    return names.union(*(global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 # -- byte code of other Python versions --------------------------------------------------------------------------------
@@ -191,67 +205,3 @@ def _caches_behind(name: str) -> int:
     """Number of cache entries after an operation. The table changed from numbers to names in Python 3.13."""
     table: Any = getattr(opcode, "_inline_cache_entries", {})
     return int(table.get(name, 0) if isinstance(table, dict) else table[opcode.opmap.get(name, 0)])
-
-
-# -- dill --------------------------------------------------------------------------------------------------------------
-
-
-def _dill() -> ModuleType:
-    """dill, imported when it is first needed: the import takes 100 ms."""
-    import dill
-    import dill.source
-
-    module: ModuleType = dill
-    return module
-
-
-def dill_dumps(value: object) -> bytes:
-    """dill's pickle of a value; of a function's globals, those that it refers to.
-
-    :raises Exception: any error of pickling.
-    """
-    pickled: bytes = _dill().dumps(value, recurse=True)
-    return pickled
-
-
-def dill_loads(pickled: bytes) -> object:
-    """The value of dill's pickle.
-
-    :raises ForeignCode: if it has byte code of another Python version; no code object is created then.
-    :raises Exception: any error of unpickling.
-    """
-    dill = _dill()
-
-    class Unpickler(dill.Unpickler):  # type: ignore[misc, name-defined]  # dill has no types, and is imported late
-        def find_class(self, module: str, name: str) -> Any:
-            found = super().find_class(module, name)
-            return _checked(found) if (module, name) == ("dill._dill", "_create_code") else found
-
-    value: object = Unpickler(io.BytesIO(pickled)).load()
-    return value
-
-
-class ForeignCode(ValueError):  # not in our tree: the strategy explains it to the user
-    """Byte code that this Python version cannot run."""
-
-
-def _checked(create_code: Callable[..., CodeType]) -> Callable[..., CodeType]:
-    """dill's constructor of code objects, with a check of the instructions: the first bytes after the numbers."""
-
-    def create(*parts: Any) -> CodeType:
-        fields = parts if isinstance(parts[0], int) else parts[1:]
-        instructions = next((part for part in fields if isinstance(part, bytes)), b"")
-        if is_foreign(instructions):
-            raise ForeignCode("the instructions belong to another Python version")
-        return create_code(*parts)
-
-    return create
-
-
-def dill_source(function: Any) -> str:
-    """The source text of a function, also of one typed into an interpreter.
-
-    :raises OSError: if it is unknown.
-    """
-    source: str = _dill().source.getsource(function, lstrip=True)
-    return source

@@ -25,13 +25,13 @@ from farcall_common.errors import (
     error_from_record,
 )
 from farcall_common.limits import MAX_EXCEPTION_BYTES
-from farcall_common.payload.data import CloudPickleDataBase64, PickleDataBase64
+from farcall_common.payload.data import PickledData
 from farcall_common.payload.strategy import Strategy, hint_for, message_of
 from farcall_common.plain_text import plain
 
 _MAX_MESSAGE_CHARACTERS = 4_000
 _MAX_TRACEBACK_CHARACTERS = 64_000
-_EXCEPTION_DATA: Final = (PickleDataBase64(), CloudPickleDataBase64())
+_EXCEPTION_DATA: Final = (PickledData(),)
 _OWN_PACKAGES = frozenset({"farcall_common", "farcall_endpoint"})
 _SHOWN_ATTRIBUTES: Final = ("errno", "strerror", "filename", "filename2")
 

@@ -24,14 +24,23 @@ from farcall_common.payload.data import (
     AllDataStrategies,
     CloudPickleDataBase64,
     DillDataBase64,
+    EdgeData,
     JSONData,
     PickleDataBase64,
+    PickledData,
     PickleOutOfBand,
-    edge_pieces,
 )
 from farcall_common.payload.framing import Piece, pack, pack_binary, unpack
 from farcall_common.payload.native import NATIVE_PREFIX, load_native
-from farcall_common.payload.strategy import Combination, Strategy, explain, explain_all, hint_for, message_of
+from farcall_common.payload.strategy import (
+    SEND_DATA,
+    Combination,
+    Strategy,
+    explain,
+    explain_all,
+    hint_for,
+    message_of,
+)
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -57,27 +66,18 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 )
 """Strategies by id. The table is append-only: old buffers stay readable."""
 
-DEFAULT_DATA: tuple[Strategy, ...] = (
-    JSONData(lossless=True),
-    PickleDataBase64(),
-    CloudPickleDataBase64(),
-    DillDataBase64(),
-)
-"""By measured speed (``benchmarks/README.md``). JSON and pickle refuse values that they would change or that the
-worker could not import. With some hundred values JSON is a little slower than pickle, but bound to no version, and
-equal values are equal bytes."""
+DEFAULT_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickledData())
+"""By measured speed (``benchmarks/README.md``). JSON refuses values that it would change, without running their code;
+pickle passes over a value once. With some hundred values JSON is a little slower than pickle, but bound to no version,
+and equal values are equal bytes."""
 
-BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand(), DillDataBase64())
+BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand())
 """The same for a reader that knows ``f3``: large values are bytes then, and arrays are not copied."""
 
-PORTABLE_DATA: tuple[Strategy, ...] = (DEFAULT_DATA[0], DillDataBase64(), PickleDataBase64(), CloudPickleDataBase64())
+PORTABLE_DATA: tuple[Strategy, ...] = (DEFAULT_DATA[0], DillDataBase64(), DEFAULT_DATA[1])
 """The same for an unknown reader: Globus Compute's strategies first."""
 
-DEFAULT_CODE: tuple[Strategy, ...] = (
-    PureSourceTextInspect(self_contained=True),
-    CloudPickleCode(),
-    DillCode(),
-)
+DEFAULT_CODE: tuple[Strategy, ...] = (PureSourceTextInspect(self_contained=True), CloudPickleCode())
 """Source text if it is provably enough: every Python version runs it. Else byte code, bound to one version.
 
 The first refuses functions of installed packages; the second sends them by name."""
@@ -148,10 +148,7 @@ class Serializer:
 
         :raises SerializationError: if no strategy works; with the reason of each.
         """
-        try:
-            return edge_pieces(value)
-        except Exception:  # noqa: BLE001 - pickling a value may raise anything; what dill writes is rare
-            return self.pieces(value, strategies=BINARY_DATA)
+        return _first_that_dumps(value, (EdgeData(),), "The value")
 
     def deserialize(self, buffer: Piece) -> object:
         """The value in a buffer of any writer. Arrays may keep using the memory of the buffer, if it is writable.
@@ -321,12 +318,14 @@ def is_binary(pieces: Sequence[Piece]) -> bool:
 
 
 def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: str) -> Sequence[Piece]:
-    failures: list[tuple[Strategy, Exception]] = []
+    failures: list[tuple[Strategy, BaseException]] = []
     try:
         for strategy in strategies:
             try:
                 return strategy.write(value)
-            except Exception as error:  # noqa: BLE001 - pickling a value may raise anything
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - pickling a value may raise anything, even SystemExit
                 failures.append((strategy, error))  # explained only when nothing works: most calls fail once, at JSON
         tried = explain_all(failures) or "nothing"
     finally:
@@ -335,7 +334,7 @@ def _first_that_dumps(value: object, strategies: Iterable[Strategy], subject: st
         failures.clear()
     raise SerializationError(
         f"{subject} (of type {type(value).__qualname__}) cannot be serialised. Tried {tried}.",
-        hint="Send plain data, and open files, connections and locks inside the function.",
+        hint=SEND_DATA,
     )
 
 

@@ -19,12 +19,18 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from farcall_common.payload.pickling import is_decorated, plain_function, travels_by_value
+from farcall_common.payload.pickling import (
+    attribute,
+    global_names,
+    is_decorated,
+    plain_function,
+    travels_by_value,
+)
+from farcall_common.payload.pools import SOURCE_MODULE, teach_pools
 
-_NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _SURROUNDINGS = frozenset({"EXTENDED_ARG", "NOP", "PUSH_NULL"})
 _SAME_STEP = {"LOAD_METHOD": "LOAD_ATTR"}
 _JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
@@ -48,8 +54,8 @@ def function_from_source(name: str, source: str) -> Callable[..., Any]:
         source = textwrap.dedent(source)
     digest = hashlib.sha256(source.encode(errors="backslashreplace")).hexdigest()
     filename = f"<function {name} {digest[:8]}>"
-    # Not __main__: a text may end with ``if __name__ == "__main__"``, which workers must not run.
-    namespace: dict[str, Any] = {"__name__": "__farcall__"}
+    teach_pools()
+    namespace: dict[str, Any] = {"__name__": SOURCE_MODULE}
     exec(compile(source, filename, "exec", dont_inherit=True), namespace)  # noqa: S102 - user code is the product
     remember_lines(filename, 1, source)
     function: Callable[..., Any] = namespace[name]
@@ -80,7 +86,7 @@ def self_contained_source(function: object, read_source: Callable[[Any], str]) -
     :raises SyntaxError: if the text that was found does not compile.
     """
     plain = plain_function(function)
-    if not isinstance(plain, FunctionType):
+    if type(plain) is not FunctionType:  # a proxy says that it is one
         raise NotSelfContained(f"a {type(function).__name__} has no source of its own")
     if not travels_by_value(plain.__module__ or ""):
         raise NotSelfContained(f"it is imported from {plain.__module__}")
@@ -112,6 +118,7 @@ class _Bundle:
     def __init__(self, read_source: Callable[[Any], str]) -> None:
         self._read_source = read_source
         self._meanings: dict[str, object] = {}
+        self._mutable: set[int] = set()
         self._imports: dict[str, None] = {}
         self._constants: list[str] = []
         self._functions: list[str] = []
@@ -133,11 +140,13 @@ class _Bundle:
         elif known:
             return
         elif _is_literal(value):
+            if not _are_new(value, self._mutable):
+                raise NotSelfContained(f"{name!r} has a list or dict that occurs twice")
             self._constants.append(f"{name} = {value!r}")
         elif (origin := _importable(value)) is not None:
             alias = "" if origin[1] == name else f" as {name}"
             self._imports[f"from {origin[0]} import {origin[1]}{alias}"] = None
-        elif isinstance(plain, FunctionType) and plain.__name__ == name:
+        elif type(plain) is FunctionType and plain.__name__ == name:
             self._define(plain, source_of(value, self._read_source))
         else:
             what = f"the class {name!r}" if isinstance(value, type) else f"{name!r}, a {type(value).__name__}"
@@ -147,8 +156,8 @@ class _Bundle:
         if travels_by_value(module.__name__):
             raise NotSelfContained(f"it uses the local module {module.__name__!r}")
         self._imports[f"import {module.__name__}" + ("" if name == module.__name__ else f" as {name}")] = None
-        for attribute in attributes:  # scipy.optimize.minimize: importing scipy would not be enough
-            submodule = f"{module.__name__}.{attribute}"
+        for inner in attributes:  # scipy.optimize.minimize: importing scipy would not be enough
+            submodule = f"{module.__name__}.{inner}"
             if submodule in sys.modules and getattr(sys.modules[submodule], "__spec__", None) is not None:
                 self._imports[f"import {submodule}"] = None
 
@@ -162,7 +171,7 @@ class _Bundle:
         _check_same(source, function)
         chains = _attribute_chains(definition)
         self._postpone_annotations |= not _annotations_are_plain(definition)
-        for name in sorted(_global_names(function.__code__)):
+        for name in sorted(global_names(function.__code__)):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 self.require(name, value, attributes=tuple(sorted(chains.get(name, ()))))
@@ -244,11 +253,6 @@ def _inner(code: CodeType) -> list[CodeType]:
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
-def _global_names(code: CodeType) -> set[str]:
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in _NAME_LOOKUPS}
-    return names.union(*map(_global_names, _inner(code)))
-
-
 def _attribute_chains(definition: ast.AST) -> dict[str, set[str]]:
     """Dotted names by their first part: ``scipy.optimize.minimize`` gives scipy: {optimize, optimize.minimize}."""
     chains: dict[str, set[str]] = {}
@@ -282,6 +286,16 @@ def _is_literal(value: object) -> bool:
     return _is_plain(value) and len(repr(value)) <= _MAX_LITERAL_CHARACTERS
 
 
+def _are_new(value: Any, seen: set[int]) -> bool:
+    """Whether no list or dict in a literal occurs twice, there or among those seen before: its text would be two."""
+    if type(value) in (list, dict):
+        if id(value) in seen:
+            return False
+        seen.add(id(value))
+    parts = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return all(_are_new(part, seen) for part in parts)
+
+
 def _is_plain(value: Any) -> bool:
     kind = type(value)  # exactly: a subclass is more than its repr
     if kind is float:
@@ -298,8 +312,12 @@ def _is_plain(value: Any) -> bool:
 def _importable(value: object) -> tuple[str, str] | None:
     """Module and name from which a worker can import the value."""
     module_name, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if module_name is None and isinstance(value, BuiltinMethodType | MethodType):
+        module_name = type(value.__self__).__module__
+    if isinstance(value, BuiltinMethodType | MethodType):  # random.gauss is a method, and a name of its module
+        name = value.__name__
     if not isinstance(module_name, str) or not isinstance(name, str) or not name.isidentifier():
         return None
-    if travels_by_value(module_name) or getattr(sys.modules[module_name], name, None) is not value:
+    if travels_by_value(module_name) or attribute(sys.modules.get(module_name), name) is not value:
         return None
     return module_name, name

@@ -16,6 +16,9 @@ from farcall_common.payload.framing import Piece, pack, unpack
 
 _MAX_REASON_CHARACTERS = 300
 
+#: Advice for a value that cannot be sent.
+SEND_DATA = "Send plain data, and open files and connections inside the function."
+
 
 @dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
@@ -35,6 +38,11 @@ class Strategy(abc.ABC):
     def id(self) -> str:
         """The two characters in front of each buffer."""
         return self.prefix[:2].decode()
+
+    @property
+    def name(self) -> str:
+        """The name in messages, by which users choose it."""
+        return type(self).__name__
 
     def write(self, value: object) -> Sequence[Piece]:
         """The buffer of a value, in pieces.
@@ -74,7 +82,9 @@ class Combination(Strategy):
         for part in self.parts:
             try:
                 buffers.append(part.prefix + part.dump(value))
-            except Exception as error:  # noqa: BLE001 - a strategy may fail in any way
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a strategy may fail in any way
                 failures.append(explain(part, error))
         if not buffers:
             raise SerializationError("; ".join(failures))
@@ -108,7 +118,7 @@ def explain_all(failures: Iterable[tuple[Strategy, BaseException]]) -> str:
     for strategy, error in failures:
         text = textwrap.shorten(message_of(error), _MAX_REASON_CHARACTERS, placeholder=" ...")
         reason = type(error).__name__ + (f": {text}" if text else "")
-        parts.append(f"{type(strategy).__name__}: {'the same' if reason == before else reason}")
+        parts.append(f"{strategy.name}: {'the same' if reason == before else reason}")
         before = reason
     return "; ".join(parts)
 

@@ -1,0 +1,223 @@
+"""Pickler: one pass, by reference or by value, with an answer for each kind of object that pickle has none for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import pathlib
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import wrapt
+
+from farcall_common.errors import SerializationError
+from farcall_common.payload import (
+    BINARY_DATA,
+    DillCode,
+    DillDataBase64,
+    PickleDataBase64,
+    Serializer,
+)
+from farcall_common.payload.dill_format import dill_dumps
+from farcall_common.payload.native import dump_call, dump_native, load_native
+from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
+from tests.waiting import WAIT_S
+
+SERIALIZER = Serializer()
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "text": lambda value: SERIALIZER.deserialize(SERIALIZER.serialize(value)),
+    "binary": lambda value: SERIALIZER.deserialize(SERIALIZER.serialize(value, strategies=BINARY_DATA)),
+    "edge": lambda value: SERIALIZER.deserialize(b"".join(SERIALIZER.edge_pieces(value))),
+    "engine": lambda value: load_native(dump_native(value)),
+}
+every_way = pytest.mark.parametrize("there_and_back", WAYS.values(), ids=WAYS)
+
+
+class Once:
+    """May be reduced once."""
+
+    def __init__(self) -> None:
+        self.used = False
+
+    def __reduce__(self) -> Any:
+        assert not self.used
+        self.used = True
+        return Once, ()
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: int
+
+
+class Exits:
+    def __reduce__(self) -> Any:
+        sys.exit(3)
+
+
+class Named:
+    def __reduce__(self) -> str:
+        return "NAMED"
+
+
+NAMED = Named()
+
+
+@every_way
+def test_a_value_is_pickled_once(there_and_back: Callable[[Any], Any]) -> None:
+    once, by_value, _ = there_and_back([Once(), Slotted, lambda: 1])
+    assert (type(once), by_value) == (Once, Slotted)
+
+
+@every_way
+@pytest.mark.parametrize(
+    "make",
+    [
+        Exits,
+        lambda: Path(__file__).open(encoding="utf-8"),  # noqa: SIM115
+        lambda: weakref.ref(NAMED),
+        threading.Condition,
+        threading.Event,
+        lambda: sys.modules["__main__"],
+    ],
+    ids=["exits", "file", "weak reference", "condition", "event", "main module"],
+)
+def test_what_would_arrive_as_something_else_is_refused(
+    make: Callable[[], Any], there_and_back: Callable[[Any], Any]
+) -> None:
+    value = make()
+    with pytest.raises(SerializationError):
+        there_and_back([value, Slotted(1)])
+    if hasattr(value, "close"):
+        value.close()
+
+
+def test_a_name_in_a_module_is_sent_only_to_who_can_import_it() -> None:
+    assert WAYS["engine"](NAMED) is NAMED
+    with pytest.raises(SerializationError, match="NAMED, a Named, is sent by its name"):
+        SERIALIZER.serialize(NAMED)
+
+
+@every_way
+@pytest.mark.parametrize("kind", [threading.Lock, threading.RLock])
+def test_a_lock_arrives_free_and_a_held_one_is_refused(
+    kind: Callable[[], Any], there_and_back: Callable[[Any], Any]
+) -> None:
+    lock = kind()
+    first, second = there_and_back([lock, lock])
+    assert first is second
+    assert first.acquire(blocking=False)
+    holder = threading.Thread(target=lock.acquire)
+    holder.start()
+    holder.join(WAIT_S)
+    with pytest.raises(SerializationError, match="cannot be sent"):
+        there_and_back(lock)
+
+
+def test_the_argument_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(SerializationError, match="Positional argument 2 of type list cannot be pickled"):
+        dump_call((Once(), [threading.Condition()]), {})
+    with pytest.raises(SerializationError, match="Keyword argument 'file' of type Condition"):
+        dump_call((1,), {"file": threading.Condition()})
+
+
+def test_locks_that_dill_writes_arrive_free() -> None:
+    lock: Any = SERIALIZER.deserialize(SERIALIZER.serialize(threading.RLock(), strategies=[DillDataBase64()]))
+    taken: list[bool] = []
+    other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+    other.start()
+    other.join(WAIT_S)
+    assert taken == [True]
+
+
+@every_way
+def test_methods_of_global_generators_are_sent_by_name(there_and_back: Callable[[Any], Any]) -> None:
+    gauss, draw, normal = there_and_back([random.gauss, random.random, np.random.normal])
+    assert gauss.__self__ is draw.__self__ is random._inst
+    assert normal.__self__ is np.random.mtrand._rand
+    own = random.Random(1)
+    assert there_and_back(own).random() == own.random()
+
+
+@wrapt.decorator
+def doubled(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+    return 2 * wrapped(*args, **kwargs)
+
+
+@doubled
+def decorated(x: int) -> int:
+    return x + 1
+
+
+def test_decorators_of_wrapt_stay() -> None:
+    assert SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))(1) == 4
+    proxy: Any = wrapt.ObjectProxy(decorated)
+    with pytest.raises(SerializationError, match="object proxy must define"):
+        SERIALIZER.serialize_function(proxy)
+    with pytest.raises(SerializationError, match="object proxy must define"):
+        SERIALIZER.serialize(proxy)
+
+
+def test_a_module_that_answers_everything_is_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(types.ModuleType):
+        def __getattr__(self, name: str) -> None:
+            return None
+
+    lazy = Lazy("lazy")
+    lazy.__file__ = "/nowhere/lazy.py"
+    lazy.thing = types.FunctionType((lambda: 5).__code__, {"__name__": "lazy"}, "thing")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lazy", lazy)
+    assert not hasattr(types.ModuleType("lazy"), INCLUDED_MARK)
+    assert hasattr(lazy, INCLUDED_MARK)
+    assert travels_by_value("lazy")
+    assert WAYS["text"](lazy.thing)() == 5
+
+
+def test_paths_of_python_3_13_have_the_name_that_every_version_has() -> None:
+    there = type("PurePosixPath", (pathlib.PurePosixPath,), {"__module__": "pathlib._local"})
+    buffer = PickleDataBase64().dump(there("a"))
+    assert PickleDataBase64().load(buffer) == pathlib.PurePosixPath("a")
+    assert sys.modules["pathlib._local"].PurePosixPath
+
+
+def test_handlers_of_logging_arrive_ready() -> None:
+    handler = WAYS["text"](logging.StreamHandler())
+    assert handler.stream is sys.stderr
+    with handler.lock:
+        pass
+
+
+def test_dill_takes_a_time_that_grows_with_the_number_of_functions() -> None:
+    lines = ["def f0(): return 1", "def f1(): return f0()"]
+    lines += [f"def f{n}(): return f{n - 1}() + f{n - 2}()" for n in range(2, 40)]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("\n".join([*lines, "def odd(n): return n and even(n - 1)", "def even(n): return n == 0 or odd(n - 1)"]), names)
+    load = DillCode().load
+    assert load(DillCode().dump(names["f16"]))() == 1597  # type: ignore[operator]
+    assert load(DillCode().dump(names["even"]))(4)  # type: ignore[operator]
+    assert len(dill_dumps(names["f39"])) < 100_000  # dill's own way would visit 10**8 paths
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_registry_of_functions_stays(wraps: bool) -> None:
+    @functools.singledispatch
+    def size(x: object) -> Any:
+        return "object"
+
+    @size.register(list)
+    def _(x: list[Any]) -> Any:
+        return [size(each) for each in x]
+
+    size.register(int, lambda _: "int")
+    function = functools.partial(size) if wraps else size
+    assert WAYS["text"](function)([1, "x", [2]]) == ["int", "object", ["int"]]
