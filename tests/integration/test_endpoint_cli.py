@@ -195,7 +195,7 @@ def test_a_start_that_fails_says_why(shell: Shell) -> None:
 def test_an_endpoint_that_cannot_connect_in_time_keeps_trying(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.offline()
-    late = shell.run("start", "--detach", "--timeout", "2")
+    late = shell.run("start", "--detach", "--timeout", "5")
     assert late.returncode == os.EX_UNAVAILABLE
     assert f"process {shell.pid()} runs on" in late.stderr
     assert "--timeout" in late.stderr
@@ -208,11 +208,11 @@ def test_an_endpoint_that_cannot_connect_in_time_keeps_trying(shell: Shell) -> N
 
 def test_an_agent_that_still_loads_is_waited_for() -> None:
     readable, writable = os.pipe()
-    loads = "import os, sys, time\nwhile time.process_time() < 3: pass\nos.write(int(sys.argv[1]), b'x')"
+    loads = "import os, sys, time\nwhile time.process_time() < 4: pass\nos.write(int(sys.argv[1]), b'x')"
     with os.fdopen(readable, "rb") as ready:
         process = subprocess.Popen([sys.executable, "-c", loads, str(writable)], pass_fds=(writable,))
         os.close(writable)
-        assert wait_for_start(ready, process.pid, is_up=lambda: False, timeout_s=1.0)
+        assert wait_for_start(ready, process.pid, is_up=lambda: False, timeout_s=3.0)
         process.wait()
     readable, writable = os.pipe()
     with os.fdopen(readable, "rb") as ready, subprocess.Popen(["sleep", f"{WAIT_S:g}"], pass_fds=(writable,)) as stuck:
