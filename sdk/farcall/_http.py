@@ -176,8 +176,8 @@ class Http:
         """Upload to a pre-signed address. The token is not sent: that address is another party's."""
 
         def read(response: httpx.Response) -> None:
-            if response.read():
-                raise ProtocolError("the answer is not an object store's, which has no content")
+            if response.read() and not response.content.startswith(b"<?xml"):
+                raise ProtocolError("the answer is not that of an object store, which is empty or XML")
 
         request = _Request("PUT", url, data, None, lambda: headers, read, is_api=False)
         self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
