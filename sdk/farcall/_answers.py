@@ -96,7 +96,7 @@ class Outputs(msgspec.Struct, gc=False):
 
 
 class Runtime(msgspec.Struct, gc=False):
-    """What an endpoint reports of its Python."""
+    """The report of an endpoint about its Python."""
 
     python_version: str | None = None
     serializers: list[str] | None = None

@@ -224,6 +224,7 @@ class Api:
         body: bytes,
         *,
         task_ids: Mapping[str, Sequence[str]],
+        retries_refusals: bool = True,
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Submitted:
@@ -235,8 +236,9 @@ class Api:
 
         path = f"/v3/endpoints/{_in_path(endpoint_id)}/submit"
         submitted: Submitted = self.http.call(
-            "POST", path, body=body, answer=Submitted, check=check, retry_timeout_s=retry_timeout_s, stop=stop
-        )
+            "POST", path, body=body, answer=Submitted, check=check, retries_refusals=retries_refusals,
+            retry_timeout_s=retry_timeout_s, stop=stop,
+        )  # fmt: skip
         return submitted
 
     def get_task(

@@ -48,7 +48,6 @@ from farcall_common.errors import (
     EndpointIncompatible,
     EndpointUnknown,
     FarcallError,
-    Forbidden,
     ProtocolError,
     SerializationError,
     TargetInfeasible,
@@ -353,7 +352,9 @@ class Sender:
         )
         handle.packed = None
 
-    def _submit(self, batch: Sequence[OutgoingTask], callees: tuple[Callee, ...] = ()) -> None:
+    def _submit(
+        self, batch: Sequence[OutgoingTask], callees: tuple[Callee, ...] = (), *, retries_refusals: bool = True
+    ) -> None:
         context = batch[0].context
         assert context.endpoint_id is not None
         options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
@@ -371,17 +372,17 @@ class Sender:
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
             answer = self._api.submit(
-                context.endpoint_id, body, task_ids=ids, retry_timeout_s=self._retry_timeout_s, stop=self._stop
-            )
+                context.endpoint_id, body, task_ids=ids, retries_refusals=retries_refusals,
+                retry_timeout_s=self._retry_timeout_s, stop=self._stop,
+            )  # fmt: skip
         except FarcallError as error:
             is_of_function = isinstance(error, TargetInfeasible) and len({task.function for task in batch}) == 1
-            is_of_request = isinstance(error, _WHOLE_REQUEST) or (isinstance(error, Forbidden) and error.is_foreign)
-            if len(batch) == 1 or error.record.retryable or is_of_function or is_of_request:
+            if len(batch) == 1 or error.record.retryable or is_of_function or isinstance(error, _WHOLE_REQUEST):
                 self._fail(batch, error)
                 return
             _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
-            for part in _parts(batch):
-                self._submit(part, callees)
+            for part in _parts(batch):  # a firewall may refuse the text of one payload, and has had its time
+                self._submit(part, callees, retries_refusals=False)
             return
         if answer.warnings:
             names = {task.function_id: task.function.name for task in batch}

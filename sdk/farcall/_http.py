@@ -70,6 +70,7 @@ class _Request(NamedTuple):
     read: Callable[[httpx.Response], Any]
     is_api: bool = True
     has_new_token: bool = True
+    retries_refusals: bool = True
 
     @property
     def shown(self) -> str:
@@ -121,6 +122,7 @@ class Http:
         query: Mapping[str, str | int] | None = None,
         answer: Any = Any,
         check: Callable[[Any], object] | None = None,
+        retries_refusals: bool = True,
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Any:
@@ -133,6 +135,7 @@ class Http:
 
         :param answer: the type as which the JSON is read; unless it is given, there may be no answer.
         :param check: raises an exception for an answer that does not fit: ProtocolError, or as reading it would.
+        :param retries_refusals: whether refusals by others than Farcall are repeated.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         """
 
@@ -150,7 +153,8 @@ class Http:
             return found
 
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
-        request = _Request(method, self.settings.api_url + path, content, query, self._headers, read)
+        url = self.settings.api_url + path
+        request = _Request(method, url, content, query, self._headers, read, retries_refusals=retries_refusals)
         if self._authorizer is not None:
             try:
                 renewable = request._replace(has_new_token=False)
@@ -172,8 +176,8 @@ class Http:
         """Upload to a pre-signed address. The token is not sent: that address is another party's."""
 
         def read(response: httpx.Response) -> None:
-            if response.read():
-                raise ProtocolError("the answer is not an object store's, which has no content")
+            if response.read() and not response.content.startswith(b"<?xml"):
+                raise ProtocolError("the answer is not that of an object store, which is empty or XML")
 
         request = _Request("PUT", url, data, None, lambda: headers, read, is_api=False)
         self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
@@ -224,7 +228,7 @@ class Http:
             pool.close()
 
     def _repeated(self, request: _Request, *, retry_timeout_s: float | None, stop: threading.Event | None) -> Any:
-        """What ``read`` of the request returns."""
+        """Send a request until it succeeds, and return what its ``read`` returns."""
         retry_timeout_s = self.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
         outage, brief = OutageTimer(now=self._clock()), OutageTimer(now=self._clock())
         backoff = self._backoff()
@@ -260,7 +264,7 @@ class Http:
         if isinstance(error, ProtocolError):
             return math.inf
         is_refusal = isinstance(error, Forbidden) or (isinstance(error, Unauthenticated) and request.has_new_token)
-        return FOREIGN_RETRY_S if is_refusal else None
+        return FOREIGN_RETRY_S if is_refusal and request.retries_refusals else None
 
     def _once(self, request: _Request) -> Any:
         """One attempt."""

@@ -117,8 +117,8 @@ class PollSchedule:
         self._took_s = took_s if took_s <= _LONGEST_POLL_S else 0.0
 
 
-#: How long strange answers and refusals of others than Farcall are tolerated, in seconds: a gateway that is deployed
-#: anew, a login page of a network.
+#: Seconds for which refusals by a gateway or a proxy, and answers that cannot be read, are retried. A deployment of API
+#: Gateway refuses requests for some seconds.
 FOREIGN_RETRY_S: Final = 30.0
 
 

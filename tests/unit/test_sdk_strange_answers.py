@@ -35,6 +35,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.payload import JSONData, Serializer
 from tests.waiting import WAIT_S
 
 Change = Callable[[bytes], httpx.Response]
@@ -171,6 +172,29 @@ def test_a_refusal_by_farcall_is_raised_at_once() -> None:
         http.call("GET", "/x")
     assert not caught.value.is_foreign
     assert len(time.requests) == 2
+
+
+def test_a_firewall_that_refuses_a_payload_fails_its_call_only(
+    cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/submit") and b"DROP TABLE" in request.content:
+            refused.append(request)
+            return httpx.Response(403, text=HTML)
+        return cloud.transport.handle_request(request)
+
+    refused: list[httpx.Request] = []
+    monkeypatch.setattr("farcall._http.FOREIGN_RETRY_S", 0.2)
+    with (
+        Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client,
+        Executor(cloud.endpoint_id, client=client, serializer=Serializer(data=[JSONData()])) as executor,
+    ):
+        function_id = client.register_function(len)
+        futures = [executor.submit_to_registered_function(function_id, (text,)) for text in ("a", "DROP TABLE", "b")]
+        assert [futures[0].result(WAIT_S), futures[2].result(WAIT_S)] == [1, 1]
+        with pytest.raises(Forbidden):
+            futures[1].result(WAIT_S)
+    assert refused
 
 
 def test_a_post_is_repeated_before_the_address_is_known_as_it_may_have_been_accepted() -> None:
