@@ -108,6 +108,30 @@ def test_children_that_are_forked_while_an_executor_starts_make_their_own(start:
     assert (output, errors) == ("[]\n", "")
 
 
+LEAVING = """
+import os, signal, sys, warnings
+
+warnings.simplefilter("ignore")
+children = []
+with executor:
+    executor.submit(pow, 2, 3)
+    for leave in (lambda: sys.exit(5), lambda: 1 / 0, lambda: None):
+        children.append(os.fork())
+        if children[-1] == 0:
+            signal.alarm(DEADLINE_S)
+            leave()
+            break
+    else:
+        print([os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for each in children])
+        executor.shutdown(cancel_futures=True)
+"""
+
+
+def test_forked_children_leave_the_block_of_an_executor_at_once(start: Start) -> None:
+    output, errors = start(f"DEADLINE_S = {WAIT_S / 2:.0f}\n{LEAVING}").communicate(timeout=WAIT_S)
+    assert (output, errors.count("Traceback")) == ("[5, 1, 0]\n", 1)
+
+
 def wait_until_received(cloud: FakeCloud, count: int) -> None:
     with cloud.client() as client:
         wait_until(lambda: len(client.get_tasks()) == count, "the tasks were not received")

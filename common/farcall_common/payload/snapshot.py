@@ -31,6 +31,7 @@ _MAX_PASSES: Final = 20
 #: Attributes of classes and modules that Python sets, and that say nothing of what they do.
 _MACHINERY: Final = frozenset(
     {
+        "__annotations_cache__",
         "__builtins__",
         "__cached__",
         "__dict__",
@@ -38,6 +39,7 @@ _MACHINERY: Final = frozenset(
         "__loader__",
         "__slotnames__",
         "__spec__",
+        "__static_attributes__",
         "__weakref__",
         "_abc_impl",
     }

@@ -37,7 +37,7 @@ RUN: Final = "run"
 
 MODULES: Final = (
     *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.file_arguments"),
-    "farcall_common.futures",
+    *("farcall_common.coroutines", "farcall_common.futures"),
     *("farcall_common.json_calls", "farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.qos", "farcall_common.retries"),
     "farcall_common.task_options",
@@ -49,8 +49,9 @@ MODULES: Final = (
     *("farcall_common.payload", "farcall_common.payload.arrays", "farcall_common.payload.by_value"),
     *("farcall_common.payload.code", "farcall_common.payload.data", "farcall_common.payload.dill_format"),
     *("farcall_common.payload.framing", "farcall_common.payload.functions", "farcall_common.payload.native"),
-    *("farcall_common.payload.pickler", "farcall_common.payload.pickling", "farcall_common.payload.pools"),
-    *("farcall_common.payload.report", "farcall_common.payload.serializer"),
+    *("farcall_common.payload.parts", "farcall_common.payload.pickler", "farcall_common.payload.pickling"),
+    *("farcall_common.payload.pools", "farcall_common.payload.report", "farcall_common.payload.serializer"),
+    "farcall_common.payload.snapshot",
     *("farcall_common.payload.shipped_modules", "farcall_common.payload.source", "farcall_common.payload.strategy"),
     *("farcall_endpoint", "farcall_endpoint.isolation", "farcall_endpoint.isolation.confinement"),
     *("farcall_endpoint.isolation.landlock", "farcall_endpoint.isolation.process"),
