@@ -34,7 +34,7 @@ def carry(script: str, name: str = "f") -> Callable[..., Any]:
         pytest.param("import math\ndef f(x): return math.sqrt(x)\n", [9], 3.0, id="module"),
         pytest.param("import math as m\ndef f(x): return m.sqrt(x)\n", [9], 3.0, id="module by another name"),
         pytest.param("from math import sqrt as root\ndef f(x): return root(x)\n", [9], 3.0, id="builtin function"),
-        pytest.param("from random import gauss\ndef f(): return gauss.__name__\n", [], "gauss", id="named method"),
+        pytest.param("from random import gauss as g\ndef f(): return g.__name__\n", [], "gauss", id="method"),
         pytest.param("from fractions import Fraction\ndef f(x): return Fraction(x)\n", ["1/2"], 0.5, id="class"),
         pytest.param("import xml.dom\ndef f(): return xml.dom.__name__\n", [], "xml.dom", id="submodule"),
         pytest.param("K = {'a': [1, (None, b'x')]}\ndef f(): return K\n", [], {"a": [1, (None, b"x")]}, id="constant"),

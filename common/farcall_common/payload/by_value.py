@@ -86,10 +86,14 @@ def load_by_value(
 
 
 class CodeReducer:
-    """Reduces what the other side cannot import, for one pickle, and remembers what a reader must know of it."""
+    """Reduces what the other side cannot import, for one pickle, and remembers what a reader must know of it.
 
-    def __init__(self, is_local: Callable[[str], bool]) -> None:
+    :param named: whether classes are written with the name under which a reader may have its own.
+    """
+
+    def __init__(self, is_local: Callable[[str], bool], *, named: bool) -> None:
         self._is_local = is_local
+        self._named = named
         self.globals_ref: dict[int, dict[str, Any]] = {}  # for cloudpickle's methods: one namespace for each module
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
@@ -141,9 +145,13 @@ class CodeReducer:
                 own.pop("__slots__", None)
                 state = (own, state[1])
             args = (kind, name, bases, settings, *others)
-        if (name := importable_name(cls)) is not None:
+        if self._named and (name := importable_name(cls)) is not None:
             args = (*args[:-1], {_NAME: name})
         return make, args, state, *rest
+
+    def library_type(self, name: str) -> Any:
+        """A type that has a name in the module ``types`` only."""
+        return cloudpickle._builtin_type, (name,)
 
     def named_type(self, kind: Any) -> Any:
         return _reduced_type(kind)

@@ -26,7 +26,7 @@ import types
 import typing
 from collections.abc import Callable
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from farcall_common.payload.pickling import (
     MAIN,
@@ -50,6 +50,8 @@ class Pickler(pickle.Pickler):
     code_reducer: CodeReducer | None = None
     #: Whether code of a module travels by value, by the module's name.
     is_local: Callable[[str], bool] = staticmethod(travels_by_value)
+    #: Whether a reader may have classes of its own, which it uses instead (ADR 0039).
+    reader_has_classes: ClassVar[bool] = True
 
     def reducer_override(self, obj: Any, /) -> Any:
         reduce = _reducer_of(type(obj))  # type: ignore[arg-type]  # types are hashable
@@ -64,7 +66,7 @@ class Pickler(pickle.Pickler):
             # Here, not at the top: cloudpickle takes 20 ms of every command's start, and most calls do not need it.
             from farcall_common.payload.by_value import CodeReducer
 
-            self.code_reducer = CodeReducer(self.is_local)
+            self.code_reducer = CodeReducer(self.is_local, named=self.reader_has_classes)
         return self.code_reducer
 
     def can_import(self, obj: Any) -> bool:
@@ -93,6 +95,7 @@ class NativePickler(Pickler):
     """For processes of the same files: only the program itself travels by value, its modules by reference."""
 
     is_local = staticmethod(_is_of_this_process)
+    reader_has_classes = False
 
 
 def dumps_by_reference(value: object) -> bytes:
@@ -130,6 +133,8 @@ def _class(pickler: Pickler, cls: Any) -> Any:
         return _attribute_of("pathlib", cls.__qualname__)
     name = cls.__name__
     if cls in _UNNAMED_TYPES:
+        if pickler.code_reducer is not None:  # the reader has cloudpickle: less work for it
+            return pickler.code_reducer.library_type(_UNNAMED_TYPES[cls])
         return _attribute_of("types", _UNNAMED_TYPES[cls])
     if (
         cls.__module__ == "_wrappers" and attribute(sys.modules.get("wrapt"), name) is cls
