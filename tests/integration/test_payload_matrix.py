@@ -32,8 +32,8 @@ REFUSED |= {"call: context variable"}
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str, str]]:
-    """For each case and way: its name, the way, the verdict, and the reason."""
+def findings(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, str, str]]:
+    """For each case and way: its name, the way, the finding, and the reason."""
     directory = tmp_path_factory.mktemp("matrix")
     done = subprocess.run(
         [sys.executable, PROGRAM, directory], capture_output=True, text=True, check=False, timeout=5 * WAIT_S
@@ -42,15 +42,15 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str, s
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_call_gives_the_answer_of_the_plain_call_or_is_refused(verdicts: list[tuple[str, str, str, str]]) -> None:
-    assert [each for each in verdicts if each[2] not in ("same", "refused")] == []
-    assert {name for name, _, verdict, _ in verdicts if verdict == "refused"} == REFUSED
+def test_a_call_gives_the_answer_of_the_plain_call_or_is_refused(findings: list[tuple[str, str, str, str]]) -> None:
+    assert [each for each in findings if each[2] not in ("same", "refused")] == []
+    assert {name for name, _, finding, _ in findings if finding == "refused"} == REFUSED
 
 
-def test_the_matrix_has_every_kind(verdicts: list[tuple[str, str, str, str]]) -> None:
-    kinds = Counter(name.partition(":")[0] for name, way, _, _ in verdicts if way == "cloud")
+def test_the_matrix_has_every_kind(findings: list[tuple[str, str, str, str]]) -> None:
+    kinds = Counter(name.partition(":")[0] for name, way, _, _ in findings if way == "cloud")
     assert (kinds["class"] >= 24, kinds["call"] >= 65, kinds["argument"] >= 130) == (True, True, True)
-    assert Counter(way for _, way, _, _ in verdicts)["engine"] == kinds.total()
+    assert Counter(way for _, way, _, _ in findings)["engine"] == kinds.total()
 
 
 # -- plain data between versions of Python -----------------------------------------------------------------------------

@@ -1228,7 +1228,7 @@ def _looks_same(name: str, value: Any, plain: Any) -> bool:
 def main(directory: str, python: str = sys.executable) -> None:
     serializer = Serializer(own_classes=True)
     ways = ("cloud", "engine")
-    tasks, open_cases, verdicts = [], [], []
+    tasks, open_cases, findings = [], [], []
     for name, make, same in cases():
         for way in ways:
             try:
@@ -1236,7 +1236,7 @@ def main(directory: str, python: str = sys.executable) -> None:
                 body = serializer.pack_function(function)
                 call = dump_call(tuple(args), {}) if way == "engine" else serializer.pack_call(args)
             except SerializationError as error:
-                verdicts.append((name, way, "refused", str(error)))
+                findings.append((name, way, "refused", str(error)))
                 continue
             tasks.append((body, call, way))
             function, *args = make()  # the plain call may change them
@@ -1248,18 +1248,18 @@ def main(directory: str, python: str = sys.executable) -> None:
     answers = pickle.loads((base / "answers").read_bytes())
     for (name, way, same, (outcome, plain)), (answer, content) in zip(open_cases, answers, strict=True):
         if answer != "done":
-            verdict = "same" if (answer, content) == (outcome, plain) else answer
-            verdicts.append((name, way, verdict, "" if verdict == "same" else f"{content} (plain: {plain})"))
+            finding = "same" if (answer, content) == (outcome, plain) else answer
+            findings.append((name, way, finding, "" if finding == "same" else f"{content} (plain: {plain})"))
             continue
         try:
             value = load_native(content) if way == "engine" else serializer.deserialize(content)
-            verdict, text = ("same", "") if same(value, plain) else ("different", f"{value!r} (plain: {plain!r})")
+            finding, text = ("same", "") if same(value, plain) else ("different", f"{value!r} (plain: {plain!r})")
         except DeserializationError as error:
-            verdict, text = "unread", str(error)
+            finding, text = "unread", str(error)
         except Exception as error:  # noqa: BLE001 - of load_native and of the comparison
-            verdict, text = "unread", f"{type(error).__name__}: {error}"
-        verdicts.append((name, way, verdict, text))
-    for line in verdicts:
+            finding, text = "unread", f"{type(error).__name__}: {error}"
+        findings.append((name, way, finding, text))
+    for line in findings:
         print(json.dumps(line))
 
 

@@ -163,7 +163,7 @@ class CodeReducer:
         return functools.reduce, (operator.call, (make, typed, function.__wrapped__))
 
     def other(self, obj: Any) -> Any:
-        """As cloudpickle does: code objects, cells, properties and the like."""
+        """Reduce code objects, cells, properties and the like, with cloudpickle."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
         return cloudpickle.Pickler._dispatch_table[type(obj)](obj)

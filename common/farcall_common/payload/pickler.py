@@ -275,7 +275,7 @@ def _global_generator(name: str, _: Pickler, generator: Any) -> Any:
 
 
 def _by_own_method(pickler: Pickler, obj: Any) -> Any:
-    """As the object's own reduce method says, unless that is a name in a module that the other side lacks."""
+    """Call the object's own reduce method. Refuse a name in a module that the other side lacks."""
     if type(obj) in copyreg.dispatch_table:
         return NotImplemented
     reduced = obj.__reduce_ex__(PROTOCOL)

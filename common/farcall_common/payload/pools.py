@@ -33,7 +33,7 @@ class _Finder:
     """Waits for the import of the pickler: most tasks need none, and it takes 10 ms."""
 
     def find_spec(self, name: str, path: Any = None, _: object = None) -> ModuleSpec | None:
-        """As finders have it."""
+        """Find the module of the pickler, and change the pickler after its import."""
         if name != _PICKLERS:
             return None
         sys.meta_path.remove(self)
