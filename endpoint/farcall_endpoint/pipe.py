@@ -11,6 +11,7 @@ instead: their lengths are negative, and their places follow the lengths.
 from __future__ import annotations
 
 import collections
+import errno
 import select
 import socket
 import struct
@@ -40,6 +41,9 @@ _COUNT: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<IQ")
 """Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
 _LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
+_FULL: Final = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE})
+"""What the kernel lacks for a while: for example, too many descriptors of this account are on their way."""
+_PAUSE_S: Final = 0.01
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
 
@@ -80,8 +84,11 @@ class Pipe:
                 self._socket.sendmsg([packet], ancillary(memories))
             except BlockingIOError:
                 return
-            except OSError:  # closed: the reading side notices
-                pass
+            except OSError as error:
+                if error.errno in _FULL:
+                    time.sleep(_PAUSE_S)
+                    return
+                # else closed: the reading side notices
             self._waiting.popleft()
 
     def receive(self) -> list[Bytes] | None:

@@ -441,6 +441,22 @@ def test_workers_serve_one_submitter_in_one_environment() -> None:
     assert {rig.finish(A), rig.finish(A), rig.finish(None)} == {"1", "2", "3"}
 
 
+@pytest.mark.parametrize("slots", [2, 3, 6])
+def test_a_long_task_holds_up_no_other_submitter_in_its_environment(slots: int) -> None:
+    """Idle workers that stay warm give their places away, and not the worker that runs the task."""
+    rig = prepared(A, slots=slots, warm=WarmPoolSettings(extra_workers=slots))
+    rig.settle(EnvironmentReady(A.key, forkable=True))
+    rig.settle(tasks(A, "short", submitter="x"))
+    rig.finish(A)
+    rig.settle(tasks(A, "long", submitter="x"))
+    [worker_id] = rig.busy()
+    rig.read(worker_id)
+    rig.wait(8.0)
+    rig.settle(tasks(A, "other", submitter="y"))
+    rig.wait(1.0)
+    assert sorted(rig.launched[number].submitter for number in rig.busy()) == ["x", "y"]
+
+
 def test_shared_workers_serve_all_submitters_in_one_environment() -> None:
     manager = _simulated(slots=2, shared_workers=True)
     jobs = [job(f"{number}", (A, B)[number % 2], submitter=f"user {number % 3}") for number in range(30)]

@@ -65,7 +65,7 @@ soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 400), hard))
 ready, waits = os.pipe(), os.pipe()
 if os.fork() == 0:
-    limit(10**6)
+    limit_descriptors()
     resource.setrlimit(resource.RLIMIT_NOFILE, [resource.getrlimit(resource.RLIMIT_NOFILE)[1]] * 2)
     ends = []
     try:
@@ -89,7 +89,8 @@ os.write(waits[1], b".")
 
 
 def test_descriptors_on_their_way_leave_the_endpoint_some() -> None:
-    command = [sys.executable, "-c", LOADED + DESCRIPTORS]
+    loaded = LOADED.replace("limit =", "limit_descriptors =").replace("'limit_processes'", "'limit_descriptors'")
+    command = [sys.executable, "-c", loaded + DESCRIPTORS]
     assert output(as_ordinary_user(command, reachable=[Path(process_limits.__file__).parent])) == "sent"
 
 

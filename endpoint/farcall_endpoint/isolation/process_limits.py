@@ -35,8 +35,6 @@ def limit_processes(more: int, *, apart: int = 0, outer: str = "") -> None:
     :param more: how many there may be besides those that run now; 0: no limit.
     :param apart: instead, in another user namespace than the outer one, where the kernel counts apart.
     """
-    if more:
-        _limit_descriptors()
     if outer not in ("", user_namespace()) and _kernel() >= _COUNTS_APART:
         more = apart
     if not more:
@@ -48,7 +46,7 @@ def limit_processes(more: int, *, apart: int = 0, outer: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
-def _limit_descriptors() -> None:
+def limit_descriptors() -> None:
     """Limit open descriptors to less than what the endpoint may have. The kernel compares those that are on their way
     through sockets, of the whole account, with this limit of the sender: then the endpoint can still send some."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -94,5 +92,6 @@ def _running() -> int:
 
 
 if __name__ == "__main__":
+    limit_descriptors()
     limit_processes(int(sys.argv[1]))
     os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606

@@ -368,7 +368,8 @@ class Assignment:
             return
         stuck: set[Pair] = set()
         while self._yield_one(stuck, now):
-            pass
+            if self.free_slots:  # of a worker that stays warm: its place goes to who needs it before others yield
+                self.launch(now)
 
     def _yield_one(self, stuck: set[Pair], now: float) -> bool:
         """Give one place to the first that needs it and can get it; those that cannot are added to ``stuck``."""

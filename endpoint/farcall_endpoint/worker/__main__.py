@@ -74,6 +74,10 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
         from farcall_endpoint.isolation.confinement import confine  # not needed by the owner's workers
 
         confine(settings.isolation, readable=settings.readable, writable=settings.writable)
+    if settings.isolation or any(settings.processes):
+        from farcall_endpoint.isolation.process_limits import limit_descriptors
+
+        limit_descriptors()  # at last: to be confined, this process has sent some
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)

@@ -18,9 +18,11 @@ too large for a packet is the first part of the body, and its length 0.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -59,6 +61,7 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _MOST_CLAIMS: Final = 4096
+_PAUSE_S: Final = 0.05
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -416,7 +419,15 @@ class Channel:
             gap = bytes(-len(header) % ALIGNMENT_BYTES)
             packed, memories = bodies.pack((header + gap, *body), inline=False)
             packed = [_LARGE_HEADER.pack(0, len(header)), *packed]
-        self.socket.sendmsg(packed, ancillary(memories))
+        while True:
+            try:
+                self.socket.sendmsg(packed, ancillary(memories))
+                return
+            except OSError as error:
+                # Too many descriptors of this account are on their way. A worker waits, as its result would be lost.
+                if error.errno != errno.ETOOMANYREFS or self._unclaimed is not self._claims:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def receive(self) -> tuple[Packet, Bytes | FrameList] | None:
         """The next packet and its body, of which large parts are views of shared memory; None when the other end is
