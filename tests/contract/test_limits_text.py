@@ -29,8 +29,8 @@ STATED: Final = {
         "a buffer of text of at most {MAX_EXCEPTION_BYTES}",
     ],
     "docs/limits.md": [
-        "| bytes of a payload, or of a function (the SDK sends functions of up to {MAX_FUNCTION_BYTES}, which fit one"
-        " request) | {MAX_PAYLOAD_BYTES} |",
+        "of a function (the SDK sends functions of up to {MAX_FUNCTION_BYTES}, which fit one request)",
+        "which fit one request) | {MAX_PAYLOAD_BYTES} |",
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
         "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
         "The `size_bytes` of one is at most {MAX_FILE_BYTES}.",

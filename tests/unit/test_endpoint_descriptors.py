@@ -22,11 +22,11 @@ class Crowded:
         self._end = end
         self.tries = tries
 
-    def sendmsg(self, buffers: Any, rights: Any = (), *flags: int) -> int:
+    def sendmsg(self, buffers: Any, rights: Any = ()) -> int:
         if rights and self.tries:
             self.tries -= 1
             raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
-        return self._end.sendmsg(buffers, rights, *flags)
+        return self._end.sendmsg(buffers, rights)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._end, name)
