@@ -38,7 +38,7 @@ def large() -> SharedBytes:
 
 def test_a_worker_waits_with_its_result_and_a_manager_does_not_wait_for_a_worker() -> None:
     manager, end, claims = channel_pair()
-    worker = Channel(end, claims)
+    worker = Channel(end, claims, pause=lambda: None)
     worker.socket = crowded = Crowded(end, 3)  # type: ignore[assignment]
     worker.send(Done("t", 1.0, 2.0), [large()])
     received = manager.receive_shared()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import socket
 import sys
@@ -22,6 +23,8 @@ from farcall_endpoint.worker.inbox import Inbox, Received
 from farcall_endpoint.worker.inputs import Inputs, Recalled
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
+
+_PAUSE_S = 0.05
 
 
 def main(descriptor: int, claims: int, *, find_packages: Callable[[], object] | None = None) -> None:
@@ -81,7 +84,8 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     faulthandler.enable()
     for inherited in (descriptor, claims):
         os.set_inheritable(inherited, False)
-    channel = Channel(socket.socket(fileno=descriptor), socket.socket(fileno=claims))
+    end, pause = socket.socket(fileno=descriptor), functools.partial(time.sleep, _PAUSE_S)
+    channel = Channel(end, socket.socket(fileno=claims), pause=pause)
     inbox = Inbox(channel, settings=settings)
     runner = Runner(Capture(), endpoint_id=os.environ.get("FARCALL_ENDPOINT_ID", ""), settings=settings, inbox=inbox)
     if find_packages is not None:

@@ -22,7 +22,6 @@ import errno
 import mmap
 import socket
 import struct
-import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
@@ -61,7 +60,6 @@ _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow
 _DONTWAIT: Final = int(socket.MSG_DONTWAIT)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _MOST_CLAIMS: Final = 4096
-_PAUSE_S: Final = 0.05
 
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -335,13 +333,22 @@ class Channel:
 
     :param claims: the socket of claims: the manager sends them, the worker receives them.
     :param unclaimed: the manager's copy of the worker's.
+    :param pause: waits a moment, in a worker.
 
     :ivar received_bytes: of all packets and their headers, without bodies in files.
     """
 
-    def __init__(self, end: socket.socket, claims: socket.socket, unclaimed: socket.socket | None = None) -> None:
+    def __init__(
+        self,
+        end: socket.socket,
+        claims: socket.socket,
+        unclaimed: socket.socket | None = None,
+        *,
+        pause: Callable[[], object] | None = None,
+    ) -> None:
         self.socket = end
         self.received_bytes = 0
+        self._pause = pause
         self._most_header_bytes = _MAX_LARGE_HEADER_BYTES if unclaimed is None else _MAX_HEADER_OF_WORKER_BYTES
         self._decode = _decode if unclaimed is None else _decode_from_worker
         self._claims = claims
@@ -425,9 +432,9 @@ class Channel:
                 return
             except OSError as error:
                 # Too many descriptors of this account are on their way. A worker waits, as its result would be lost.
-                if error.errno != errno.ETOOMANYREFS or self._unclaimed is not self._claims:
+                if error.errno != errno.ETOOMANYREFS or self._pause is None:
                     raise
-                time.sleep(_PAUSE_S)
+                self._pause()
 
     def receive(self) -> tuple[Packet, Bytes | FrameList] | None:
         """The next packet and its body, of which large parts are views of shared memory; None when the other end is
