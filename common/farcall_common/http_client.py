@@ -19,6 +19,7 @@ import httpx
 from farcall_common.errors import ConfigurationError
 
 _SCHEMES: Final = ("http", "https", "all")
+_LOCAL: Final = ",localhost,127.0.0.0/8,::1"
 _SOCKS: Final = ("socks", "socks5", "socks5h")
 
 
@@ -27,30 +28,32 @@ def http_client(
     transport: httpx.BaseTransport | None = None,
     certificates: Callable[[], ssl.SSLContext] = httpx.create_ssl_context,
     limits: httpx.Limits = httpx.Limits(max_connections=100, max_keepalive_connections=20),  # noqa: B008 - immutable
+    is_local_direct: bool = True,
     **options: Any,
 ) -> httpx.Client:
     """A client that uses the proxies of ``HTTP_PROXY``, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``, in lower case
-    too, and reaches this machine directly. A proxy that cannot be used fails the requests that need it.
+    too. A proxy that cannot be used fails the requests that need it.
 
     :param transport: replaces the network.
     :param certificates: makes the context of TLS.
+    :param is_local_direct: whether requests to this machine use no proxy, as if ``NO_PROXY`` named it.
     :param options: of :class:`httpx.Client`.
     :raises ConfigurationError: if a variable names certificates or a log of keys that cannot be opened.
     """
     if transport is None:
-        transport = EnvironmentProxies(_context(certificates), limits)
+        transport = EnvironmentProxies(_context(certificates), limits, is_local_direct=is_local_direct)
     return httpx.Client(transport=transport, trust_env=False, **options)
 
 
 class EnvironmentProxies(httpx.BaseTransport):
     """Sends each request directly, or through the proxy of the environment for its address."""
 
-    def __init__(self, context: ssl.SSLContext, limits: httpx.Limits) -> None:
+    def __init__(self, context: ssl.SSLContext, limits: httpx.Limits, *, is_local_direct: bool) -> None:
         def through(proxy: str | None) -> httpx.BaseTransport:
             return httpx.HTTPTransport(verify=context, trust_env=False, limits=limits, proxy=proxy)
 
         found = urllib.request.getproxies()
-        self._no_proxy = found.get("no", "")
+        self._no_proxy = found.get("no", "") + (_LOCAL if is_local_direct else "")
         self._direct = through(None)
         self._proxies = {scheme: _proxy(scheme, found[scheme], through) for scheme in _SCHEMES if found.get(scheme)}
 
@@ -69,14 +72,12 @@ class EnvironmentProxies(httpx.BaseTransport):
 
 
 def is_direct(url: httpx.URL, no_proxy: str) -> bool:
-    """Whether an address is on this machine, or one of those in ``no_proxy``.
+    """Whether an address is one of those in ``no_proxy``.
 
     These are names (of all hosts in a domain, too), addresses and networks of IPv4 and IPv6, with a port or brackets if
     they need them, separated by commas or spaces; ``*`` is all. Entries of another form are ignored.
     """
     address = _network(url.host)
-    if url.host == "localhost" or (address is not None and address.is_loopback):
-        return True
     for entry in filter(None, re.split(r"[,\s]+", no_proxy)):
         scheme, separator, name = entry.rpartition("://")
         if separator and scheme not in (url.scheme, "all"):

@@ -60,6 +60,7 @@ _MORE_MEMORY_BYTES: Final = 256 * 2**20
 """A server checks its limit before each command or script, which can take more. The kernel's limit is so much above."""
 _OUT_OF_MEMORY: Final = b"Out Of Memory allocating"
 _LAST_LINES: Final = 3
+_IN_SCRIPT: Final = b"-BUSY"
 _TAIL_BYTES: Final = 4096
 _CATEGORIES: Final = (
     *("-@admin", "-@dangerous", "+info", "+keys", "+sort", "+flushdb", "+flushall"),
@@ -494,8 +495,9 @@ def _free_port(ports: tuple[int, int] | None, *, is_local: bool) -> int:
 
 
 def _answers(server: _Server) -> bool:
-    """Whether a server answers: anything, as it has a limit of connections, and others can use them up. Its connection
-    is kept for that reason, too. It gets no password, as another program may have the port."""
+    """Whether a server answers: anything, as it has a limit of connections, and others can use them up; but not that a
+    script runs for too long. Its connection is kept for that reason, too. It gets no password, as another program may
+    have the port."""
     with server.lock:
         is_alive = _is_alive(server)
     if is_alive:
@@ -512,8 +514,8 @@ def _is_alive(server: _Server) -> bool:
             connection = socket.create_connection((LOOPBACK, server.address.port), timeout=_PROBE_LIMIT_S)
             server.connection = connection
         connection.sendall(b"PING\r\n")
-        if connection.recv(_TAIL_BYTES):
-            return True
+        if answer := connection.recv(_TAIL_BYTES):
+            return not answer.startswith(_IN_SCRIPT)
     except TimeoutError:
         return False
     except OSError:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -668,6 +669,17 @@ def test_a_stopped_server_is_replaced_when_a_task_asks(monkeypatch: pytest.Monke
         _, second = valkey.start()
         assert first != second
         wait_gone([stopped])
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_alive"), [(b"-NOAUTH x", True), (b"-ERR max number", True), (b"-BUSY x", False)]
+)
+def test_a_server_in_a_script_without_end_does_not_count_as_alive(answer: bytes, is_alive: bool) -> None:
+    """It answers that it is busy, for as long as the script runs."""
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(answer + b"\r\n")
+        assert valkey_module._is_alive(types.SimpleNamespace(connection=here)) is is_alive  # type: ignore[arg-type]
 
 
 def test_a_program_that_takes_the_port_of_a_server_gets_no_password(monkeypatch: pytest.MonkeyPatch) -> None:

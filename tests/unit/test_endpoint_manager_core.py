@@ -488,6 +488,11 @@ class SharedRig(Rig):
         self.started.discard(worker_id)
         super().die(worker_id, reason=reason)
 
+    def submitters_at_work(self) -> set[str]:
+        """Whose tasks workers have."""
+        busy = (number for number, worker in self.workers.items() if worker.running or worker.ahead)
+        return {self.submitters[number] for number in busy}
+
     def finish_one(self, submitter: str) -> None:
         """A worker of this submitter ends the task that it runs."""
         busy = [number for number, worker in self.workers.items() if worker.running or worker.ahead]
@@ -665,6 +670,23 @@ def test_the_first_worker_with_nothing_to_run_yields() -> None:
     rig.done(last)
     assert rig.settle() == ["a", "b"]
     assert last not in rig.workers
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("other", ["b", ""])
+def test_a_submitter_whose_tasks_end_their_workers_takes_turns(slots: int, other: str) -> None:
+    rig = SharedRig(slots=slots)
+    rig.settle(jobs_of("a", 40))
+    rig.settle(jobs_of(other, 1))
+    for turn in range(3 * slots):
+        if other in rig.submitters_at_work():
+            break
+        assert turn < 2 * slots, "the other submitter waits for the whole backlog"
+        dying = next(number for number, worker in rig.workers.items() if worker.running or worker.ahead)
+        rig.read(dying)
+        rig.die(dying)
+        rig.settle()
+    assert other in rig.submitters_at_work()
 
 
 def test_no_worker_yields_to_a_cancelled_task() -> None:

@@ -27,9 +27,6 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     ("no_proxy", "url", "direct"),
     [
         ("", "https://api.test", False),
-        ("", "http://localhost:8080", True),
-        ("", "http://127.0.0.1", True),
-        ("", "http://[::1]:8080", True),
         ("*", "https://api.test", True),
         ("a, *", "https://api.test", True),
         ("api.test", "https://api.test/x", True),
@@ -61,13 +58,20 @@ def test_no_proxy(no_proxy: str, url: str, direct: bool) -> None:
     assert is_direct(httpx.URL(url), no_proxy) is direct
 
 
-def transport(url: str) -> httpx.BaseTransport | None:
+def transport(url: str, *, is_local_direct: bool = True) -> httpx.BaseTransport | None:
     """The proxy of an address; None: none."""
-    with http_client() as client:
+    with http_client(is_local_direct=is_local_direct) as client:
         found = client._transport
         assert isinstance(found, EnvironmentProxies)
         chosen = found._transport(httpx.URL(url))
         return None if chosen is found._direct else chosen
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8080", "http://127.0.0.1", "http://[::1]:8080"])
+def test_a_client_says_whether_it_reaches_this_machine_directly(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.test:3128")
+    assert transport(url) is None
+    assert transport(url, is_local_direct=False) is not None
 
 
 def test_the_proxy_is_that_of_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:

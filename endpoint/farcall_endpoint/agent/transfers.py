@@ -42,7 +42,7 @@ class Transfers:
         connect_tries: int = _TRIES,
     ) -> None:
         self._connect_tries = connect_tries
-        self._client = http_client(timeout=_TIMEOUT, transport=transport, follow_redirects=True)
+        self._client = http_client(timeout=_TIMEOUT, transport=transport, follow_redirects=True, is_local_direct=False)
         self._pause = pause
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Assignment:
             unlimited=not tasks_per_worker,
         )
         self._extras = Extras(workers=workers, queue=queue)
-        self.free_slots = collections.deque((slot, OWN) for slot in range(slots))
+        self.free_slots = collections.deque[tuple[int, Pair | None]]((slot, OWN) for slot in range(slots))
         self._next_worker_id = 0
         self._latency_numbers = itertools.count()
         self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
@@ -187,7 +187,8 @@ class Assignment:
         if worker.extra:
             self._extras.count -= 1
         elif not self._warm.forget(worker) and worker.has_slot:
-            self.free_slots.append((worker.slot, worker.place))
+            # A worker that dies with each task does not keep its place: whose turn it is gets it.
+            self.free_slots.append((worker.slot, worker.yields_to))
         return worker
 
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:

@@ -62,17 +62,17 @@ class Placement:
         self.review_at: float | None = None
         """When a decision may be another without an event: a turn ends, or a task is not expected to end any more."""
 
-    def pair_for_slot(self, hint: Pair, now: float, *, can_start_own: bool) -> Pair | None:
+    def pair_for_slot(self, hint: Pair | None, now: float, *, can_start_own: bool) -> Pair | None:
         """Whose worker a free slot gets; None if it stays free for now.
 
-        :param hint: the pair that the slot was freed for.
+        :param hint: the pair that the slot was freed for; None: for no certain one.
         :param can_start_own: whether workers of the endpoint's own Python can be launched now.
         """
 
         def can_start(pair: Pair) -> bool:
             return self._environments.is_ready(pair.key, now) and (bool(pair.key) or can_start_own)
 
-        if not hint.key and can_start_own and self._queue.waiting(hint):
+        if hint is not None and not hint.key and can_start_own and self._queue.waiting(hint):
             return hint
         needs = [pair for pair, _ in self.needs(now) if can_start(pair)]
         if hint in needs:

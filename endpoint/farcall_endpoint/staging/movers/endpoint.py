@@ -216,7 +216,7 @@ def endpoint_and_path(url: str) -> tuple[str, str]:
 @functools.cache
 def _client() -> httpx.Client:
     """For all pieces: made when the first one comes."""
-    return http_client(timeout=_TIMEOUT, follow_redirects=True)
+    return http_client(timeout=_TIMEOUT, follow_redirects=True, is_local_direct=False)
 
 
 def _download(url: str, most_bytes: int) -> bytes:
