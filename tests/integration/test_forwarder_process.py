@@ -200,13 +200,14 @@ while os.read(0, 1):
 """
 
 SDK_STREAM = """
+from farcall._answers import Forwarder, StreamGrant
 from farcall._results import Collector
 from farcall._stream import Stream
 from farcall_common.backoff import Backoff
 
 class Api:
     def open_stream(self, public_key):
-        return {"forwarders": [forwarder()], "ticket": "a-ticket", "heartbeat_s": 30.0}
+        return StreamGrant([Forwarder(**forwarder())], "a-ticket", 30.0)
 
 class Ignored(Collector):
     def __init__(self): pass
