@@ -265,7 +265,7 @@ def registration(
     :raises SerializationError: if the function cannot be sent.
     :raises PayloadTooLarge: if it takes more than 3.5 MiB; the message names the largest variable.
     """
-    body = _pack_function(function, serializer)
+    body = _pack_function(function, serializer, is_stage=True)  # it may become one
     documentation = getattr(function, "__doc__", None) if isinstance(function, types.FunctionType | Decorated) else None
     if isinstance(function, Decorated):
         documentation = function.registered_description or documentation
@@ -429,9 +429,10 @@ class FunctionTable:
         self._by_key: dict[str, FunctionHandle] = {}
         self._included = included()
 
-    def handle(self, function: Callable[..., Any]) -> FunctionHandle:
+    def handle(self, function: Callable[..., Any], *, is_stage: bool = False) -> FunctionHandle:
         """The handle of a function.
 
+        :param is_stage: whether the function is a stage of a graph, whose value may be a generator.
         :raises SerializationError: if the function cannot be sent.
         :raises PayloadTooLarge: if it takes more than 3.5 MiB; the message names the largest variable.
         """
@@ -446,7 +447,7 @@ class FunctionTable:
         snapshot = Snapshot(function) if type(function) in _COMPARED or isinstance(function, Decorated) else None
         fresh = FunctionHandle(
             display_name(function),
-            packed=_pack_function(function, self._serializer),
+            packed=_pack_function(function, self._serializer, is_stage=is_stage),
             function=None if snapshot is None else function,
             accepts=accepts_of(function),
             snapshot=snapshot,
@@ -473,12 +474,12 @@ class FunctionTable:
         self._by_identity[id(function)] = (function, handle, snapshot)  # while the function is held, its id() is unique
 
 
-def _pack_function(function: Callable[..., Any], serializer: Serializer) -> PackedFunction:
+def _pack_function(function: Callable[..., Any], serializer: Serializer, *, is_stage: bool = False) -> PackedFunction:
     # A subclass may override anything.
     if isinstance(function, ShellFunction) and type(function) in (ShellFunction, MPIFunction):
         found = _pack_source(*function.source())
     else:
-        found = PackedFunction.of(function_buffer(function, serializer))
+        found = PackedFunction.of(function_buffer(function, serializer, is_stage=is_stage))
     return _bounded(found, display_name(function), function)
 
 

@@ -54,7 +54,7 @@ class GraphTask:
         if isinstance(function, MPIFunction):
             raise TypeError(f"{self._first(function)}: an MPIFunction is a task of its own; submit it to the executor")
         try:
-            return functions.handle(function)
+            return functions.handle(function, is_stage=True)
         except (SerializationError, PayloadTooLarge) as error:
             raise type(error)(f"{self._first(function)}: {error.record.message}", hint=error.hint) from error
 

@@ -121,7 +121,7 @@ def own_endpoint(cloud: Deployment, tmp_path: Path) -> Iterator[Callable[..., Lo
 
         def make(name: str = "own", *, user: str = "ada") -> LocalEndpoint:
             environment = cloud.environment(user)
-            made = OrdinaryEndpoint(name, home=tmp_path / user, environment=environment, reachable=[tmp_path])
+            made = OrdinaryEndpoint(name, home=tmp_path / user, environment=environment, owned=[tmp_path])
             return stack.enter_context(made)
 
         yield make

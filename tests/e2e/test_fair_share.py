@@ -54,7 +54,7 @@ def isolation(request: pytest.FixtureRequest) -> str:
 def shared(cloud: Deployment, tmp_path: Path, directory: str, released: Path, isolation: str) -> Iterator[str]:
     """The id of an endpoint of ada's with two workers, which everybody may use."""
     environment = cloud.environment("ada")
-    endpoint = OrdinaryEndpoint("fair", home=tmp_path / "ada", environment=environment, reachable=[tmp_path])
+    endpoint = OrdinaryEndpoint("fair", home=tmp_path / "ada", environment=environment, owned=[tmp_path])
     endpoint.configure()
     (endpoint.directory / "config.yaml").write_text(
         f"engine:\n  max_workers_per_node: 2\n  isolation: {isolation}\n  readable_paths: [{directory}]\n"

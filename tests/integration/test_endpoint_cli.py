@@ -195,7 +195,11 @@ def test_a_start_that_fails_says_why(shell: Shell) -> None:
 def test_an_endpoint_that_cannot_connect_in_time_keeps_trying(shell: Shell) -> None:
     shell.ok("configure", "--max-workers", "1")
     shell.cloud.offline()
-    late = shell.run("start", "--detach", "--timeout", "5")
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have started the tests
+    try:
+        late = shell.run("start", "--detach", "--timeout", "5")
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
     assert late.returncode == os.EX_UNAVAILABLE
     assert f"process {shell.pid()} runs on" in late.stderr
     assert "--timeout" in late.stderr

@@ -104,7 +104,7 @@ class WorkerUnderTest:
         functions: list[tuple[str, int]] = []
         function_hash = ""
         if function is not None:
-            packed = FunctionTable(included).get(function)
+            packed = FunctionTable(included).get(function, is_stage=True)
             code, function_hash = packed.body, packed.hash
             if function_hash not in self._known:
                 self._known.add(function_hash)

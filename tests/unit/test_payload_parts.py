@@ -80,3 +80,15 @@ def test_values_without_such_a_part_have_none() -> None:
     assert failing_part(Job(), lambda _: False) == ""
     assert largest_part([1] * 10, lambda value: 10 if isinstance(value, list) else 1) == ""
     assert failing_part(threading.Lock(), lambda _: True) == ""
+
+
+def numbers() -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize("get", [FunctionTable().get, Handles().handle])
+def test_a_stage_of_a_graph_may_be_a_generator_function(get: Callable[..., Any]) -> None:
+    """A map goes over what it yields."""
+    with pytest.raises(SerializationError, match="is a generator function"):
+        get(numbers)
+    assert get(numbers, is_stage=True)

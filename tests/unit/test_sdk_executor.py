@@ -695,13 +695,10 @@ def test_coroutine_functions_are_run(executor: Executor, function: Callable[[int
 def test_generator_functions_are_refused_before_anything_is_sent(
     executor: Executor, function: Callable[[int], Any]
 ) -> None:
-    graph = Graph()
     for call in (
         lambda: executor.submit(function, 1),
         lambda: executor.map(function, [1]),
         lambda: executor.map(function, [1], chunksize=2),
-        lambda: executor.submit(graph, graph.call(function, 1)),
-        lambda: executor.register_function(function),
     ):
         with pytest.raises(SerializationError, match=r"is a generator function.*Return a list"):
             call()

@@ -43,15 +43,16 @@ class Included(NamedTuple):
         return f"st\nfunction:{loader_text()}\n\n{call}\n".encode()
 
 
-def check_callable(function: object) -> None:
+def check_callable(function: object, *, is_stage: bool = False) -> None:
     """Classes of what is mistaken for a function say in the hint what to do.
 
-    :raises SerializationError: for what cannot be called, and for generator functions.
+    :param is_stage: whether the function is a stage of a graph, whose value may be a generator.
+    :raises SerializationError: for what cannot be called, and for generator functions that are no stage.
     """
     if not callable(function):
         hint = getattr(type(function), "farcall_hint_if_called", "Pass the function itself.")
         raise SerializationError(f"A {type(function).__name__} cannot be called.", hint=hint)
-    if is_generator_function(function):
+    if not is_stage and is_generator_function(function):
         name = getattr(function, "__name__", type(function).__name__)
         raise SerializationError(
             f"{name} is a generator function: a call of it returns a generator, which cannot be sent.",
@@ -59,12 +60,13 @@ def check_callable(function: object) -> None:
         )
 
 
-def function_buffer(function: Callable[..., Any], serializer: Serializer) -> bytes:
+def function_buffer(function: Callable[..., Any], serializer: Serializer, *, is_stage: bool = False) -> bytes:
     """The buffer of a function.
 
+    :param is_stage: as of :func:`check_callable`.
     :raises SerializationError: if it cannot be sent; the message names the variable that cannot.
     """
-    check_callable(function)
+    check_callable(function, is_stage=is_stage)
     try:
         return serializer.serialize_function(function)
     except SerializationError as error:
@@ -111,16 +113,17 @@ class FunctionTable:
         self._included = included
         self._known: dict[int, tuple[Callable[..., Any], Function, Snapshot]] = {}
 
-    def get(self, function: Callable[..., Any]) -> Function:
+    def get(self, function: Callable[..., Any], *, is_stage: bool = False) -> Function:
         """What travels for a function.
 
+        :param is_stage: as of :func:`check_callable`.
         :raises SerializationError: if it cannot.
         """
         known = self._known.get(id(function))
         if known is not None and known[0] is function and known[2].is_current():
             return known[1]
         snapshot = Snapshot(function) if type(function) in (types.FunctionType, types.BuiltinFunctionType) else None
-        buffer = function_buffer(function, _serializer)
+        buffer = function_buffer(function, _serializer, is_stage=is_stage)
         body = _serializer.pack([buffer if self._included is None else self._included.with_function(buffer)])
         name = getattr(function, "__name__", None)
         made = Function(

@@ -89,7 +89,7 @@ def pack_for_engine(plan: Plan, table: FunctionTable, options: TaskOptions, *, s
         if stage.options and (unknown := stage.options.keys() - known):
             message = unknown_option(sorted(unknown)[0], known, what="stages in an engine")
             raise TypeError(f"{plan.where(at)}: {message}")
-    by_identity = {id(each): table.get(each) for each in plan.functions}
+    by_identity = {id(each): table.get(each, is_stage=True) for each in plan.functions}
     by_hash = {each.hash: each for each in by_identity.values()}
     places = {function_hash: at for at, function_hash in enumerate(by_hash)}
     check_callees(plan, [*by_hash])

@@ -13,20 +13,28 @@ from tests.support.ordinary_user import USER, as_ordinary_user
 class OrdinaryEndpoint(LocalEndpoint):
     """A local endpoint of an ordinary user.
 
-    :param reachable: further directories that its tasks use. If root runs the test, they belong to the user from the
-        next command on.
+    :param owned: further directories that its tasks use. If root runs the test, they belong to the user from the next
+        command on.
+    :param reachable: further paths that its tasks read.
     """
 
     def __init__(
-        self, name: str, *, home: Path, environment: Mapping[str, str], reachable: Iterable[Path] = ()
+        self,
+        name: str,
+        *,
+        home: Path,
+        environment: Mapping[str, str],
+        owned: Iterable[Path] = (),
+        reachable: Iterable[Path] = (),
     ) -> None:
         super().__init__(name, home=home, environment=environment)
-        self._reachable = [home, *reachable]
+        self._owned = [home, *owned]
+        self._reachable = [*self._owned, *reachable]
 
     def _command_line(self, arguments: Sequence[str]) -> list[str]:
         command = super()._command_line(arguments)
         if os.geteuid() == 0:
-            for directory in self._reachable:
+            for directory in self._owned:
                 for path in (directory, *directory.rglob("*")):
                     os.chown(path, USER, USER, follow_symlinks=False)
         return as_ordinary_user(command, reachable=self._reachable)
