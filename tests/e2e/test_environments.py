@@ -89,7 +89,11 @@ def sites(
     """An endpoint of ada's with two workers, which everybody may use."""
     home = tmp_path_factory.mktemp("environments")
     endpoint = OrdinaryEndpoint(
-        "environments", home=home, environment=cloud.environment("ada"), reachable=[image(DEBIAN), wheels, prefix]
+        "environments",
+        home=home,
+        environment=cloud.environment("ada"),
+        owned=[wheels, prefix],
+        reachable=[image(DEBIAN)],
     )
     endpoint.configure()
     (endpoint.directory / "config.yaml").write_text(
