@@ -157,3 +157,26 @@ def test_every_call_of_the_kernel_has_the_answer_of_its_rule(column: int) -> Non
 def test_forms_of_a_call(name: str, arguments: tuple[int, ...], answer: int) -> None:
     code = program(RULES.values(), column=0, audit=AUDIT[0], process=OWN_PID, newest=NEWEST)
     assert run(code, RULES[name].numbers[0] or 0, arguments) == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("unshare", [0x1000_0000], ERROR | errno.EPERM),  # CLONE_NEWUSER
+        ("unshare", [0x400], ALLOW),  # CLONE_FILES
+        ("clone", [0x1000_0011], ERROR | errno.EPERM),
+        ("clone", [0x11], ALLOW),
+        ("setns", [3, 0], ERROR | errno.EPERM),
+        ("setsockopt", [3, 1, 13], ERROR),  # SOL_SOCKET, SO_LINGER: it succeeds without effect
+        ("setsockopt", [3, 1, 2], ALLOW),
+    ],
+)
+@pytest.mark.parametrize("column", [0, 1])
+def test_sandboxed_workers_make_no_namespaces_and_no_slow_connections(
+    column: int, name: str, arguments: list[int], answer: int
+) -> None:
+    rules = [rule for rule in RULES.values() if rule.sandboxed]
+    code = program(rules, column=column, audit=AUDIT[column], process=OWN_PID, newest=NEWEST)
+    number = RULES[name].numbers[column]
+    assert number is not None
+    assert run(code, number, arguments, audit=AUDIT[column]) == answer
