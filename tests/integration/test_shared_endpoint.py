@@ -81,10 +81,11 @@ def truth(argument: str) -> str:
     return argument
 
 
-def start_a_process(name: str) -> None:
+def start_a_process(name: str) -> bool:
+    """Whether it runs; it ends soon after this task."""
     import subprocess
 
-    subprocess.Popen(["bash", "-c", "sleep 1000; true", name], start_new_session=True)
+    return subprocess.Popen(["bash", "-c", "sleep 1000; true", name], start_new_session=True).poll() is None
 
 
 def processes_with(argument: str) -> list[int]:
@@ -121,8 +122,7 @@ def test_no_task_reads_the_environment_of_agent_or_manager(
 
 def test_nothing_of_one_submitter_is_left_for_another(cloud: FakeCloud, level: str) -> None:
     name = f"left-by-the-attacker-{os.getpid()}-{level}"
-    cloud.end(cloud.submit(start_a_process, name, submitter=ATTACKER))
-    wait_until(lambda: processes_with(name))
+    assert cloud.end(cloud.submit(start_a_process, name, submitter=ATTACKER)).value is True
     cloud.end(cloud.submit(patch_the_worker, submitter=ATTACKER))
     answer = cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value
     if level == "none":
