@@ -125,9 +125,9 @@ def test_a_lock_arrives_free_and_a_held_one_is_refused(
 
 
 def test_the_argument_that_cannot_be_sent_is_named() -> None:
-    with pytest.raises(SerializationError, match="Positional argument 2 of type list cannot be pickled"):
+    with pytest.raises(SerializationError, match=r"argument 2 \(list\).*cannot be pickled"):
         dump_call((Once(), [threading.Condition()]), {})
-    with pytest.raises(SerializationError, match="Keyword argument 'file' of type Condition"):
+    with pytest.raises(SerializationError, match=r"argument 'file' \(Condition\)"):
         dump_call((1,), {"file": threading.Condition()})
 
 

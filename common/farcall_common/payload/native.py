@@ -7,6 +7,7 @@ would take a third more bytes and two more copies.
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Mapping
@@ -27,10 +28,9 @@ _LARGE: Final = 16 * 1024
 """Above this size pickle writes a value directly into a file, which is ten times as fast as ``pickle.dumps``."""
 
 
-def dump_native(value: object, subject: str = "A value") -> bytes:
+def dump_native(value: object) -> bytes:
     """The buffer of a value.
 
-    :param subject: what it is, in the error.
     :raises SerializationError: if it cannot be pickled.
     """
     if is_plain(value):
@@ -42,12 +42,13 @@ def dump_native(value: object, subject: str = "A value") -> bytes:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # reduce methods may even call sys.exit
-        raise SerializationError(
-            f"{subject} of type {type(value).__qualname__} cannot be pickled: {type(error).__name__}: "
-            f"{message_of(error)}.",
-            hint=hint_for(error) or SEND_DATA,
-        ) from error
+        raise _refusal(f"A value of type {type(value).__qualname__}", error) from error
     return file.getvalue()
+
+
+def _refusal(what: str, reason: BaseException) -> SerializationError:
+    text = f"{what} cannot be pickled: {type(reason).__name__}: {message_of(reason)}."
+    return SerializationError(text, hint=hint_for(reason) or SEND_DATA)
 
 
 def is_plain(value: object) -> bool:
@@ -78,18 +79,29 @@ def dump_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     try:
         return dump_native((args, kwargs))
     except SerializationError as error:
-        named = [(f"Positional argument {number}", value) for number, value in enumerate(args, start=1)]
-        for name, value in [*named, *((f"Keyword argument {name!r}", value) for name, value in kwargs.items())]:
-            try:
-                dump_native(value, name)
-            except SerializationError as of_one:
-                if _reason(of_one) == _reason(error):  # else it may be pickled only once
-                    raise of_one from error.__cause__
+        # Here, not at the top: workers need it for errors only.
+        from farcall_common.payload.parts import failing_part, named_arguments
+
+        fails = functools.partial(_fails, reason=_reason(error))
+        for name, value in named_arguments(args, kwargs):
+            if fails(value):
+                part = failing_part(value, fails)
+                where = f"{name} ({type(value).__qualname__}){part and ', '}{part}"
+                raise _refusal(f"{where}: the value", error.__cause__ or error) from error.__cause__
         raise
 
 
+def _fails(value: object, *, reason: str) -> bool:
+    """Whether a value cannot be pickled for this reason. With another one, it may be pickled only once."""
+    try:
+        dump_native(value)
+    except SerializationError as error:
+        return _reason(error) == reason
+    return False
+
+
 def _reason(error: SerializationError) -> str:
-    return "" if error.__cause__ is None else message_of(error.__cause__)
+    return message_of(error.__cause__ or error)
 
 
 def load_call(buffer: bytes | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -332,7 +332,7 @@ class Fleet:
             self._tick_at = now
 
     def _block_ended(self, block_id: str, reason: str, now: float, *, refused: bool = False) -> None:
-        if self._blocks.ended(block_id, reason, now=now, refused=refused):
+        if self._blocks.ended(block_id, reason, now=now, refused=refused) and not self._stopping:
             then = "waiting tasks fail" if self._blocks.refusal else "tasks wait, and another block is tried"
             _logger.warning("%s; %s", self._blocks.problem, then)
 

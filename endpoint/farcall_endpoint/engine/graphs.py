@@ -11,8 +11,7 @@ from farcall_common.graph_builder import Plan, Stage
 from farcall_common.graph_packing import check_callees, pack_plan
 from farcall_common.graphs import MAX_OPENED_BYTES
 from farcall_common.payload.functions import Function, FunctionTable
-from farcall_common.payload.native import dump_call, dump_native
-from farcall_common.payload.parts import failing_part, named_arguments
+from farcall_common.payload.native import dump_call
 from farcall_common.staged_files import FileUse, pack_files, uses
 from farcall_common.task_options import AttemptOptionsDict, Callee, TaskOptions, unknown_option
 
@@ -24,7 +23,7 @@ def pack_payload(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     :raises InvalidRequest: for too many files.
     """
     if not file_arguments.in_use():
-        return _dumped(args, kwargs)
+        return dump_call(args, kwargs)
     payload, files = pack_call(args, kwargs)
     return pack_files(files, payload)
 
@@ -35,31 +34,10 @@ def pack_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bytes, 
     :raises SerializationError: if one of them cannot be pickled.
     """
     if not file_arguments.in_use():
-        return _dumped(args, kwargs), ()
+        return dump_call(args, kwargs), ()
     with file_arguments.collecting() as found:
-        payload = _dumped(args, file_arguments.with_outputs(kwargs))
+        payload = dump_call(args, file_arguments.with_outputs(kwargs))
     return payload, uses(found)
-
-
-def _dumped(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """:raises SerializationError: names the argument, and what of it cannot be pickled."""
-    try:
-        return dump_call(args, kwargs)
-    except SerializationError as error:
-        for name, value in named_arguments(args, kwargs):
-            if _fails(value):
-                part = failing_part(value, _fails)
-                where = f"{name} ({type(value).__qualname__}){part and ', '}{part}"
-                raise SerializationError(f"{where}: {error.record.message}", hint=error.hint) from error
-        raise
-
-
-def _fails(value: object) -> bool:
-    try:
-        dump_native(value)
-    except Exception:  # noqa: BLE001 - reduce methods are user code
-        return True
-    return False
 
 
 class EngineGraph(NamedTuple):
