@@ -61,7 +61,7 @@ class Written(msgspec.Struct, frozen=True):
         return self.first <= partition < self.first + len(self.offsets) - 1
 
     def parts(self, first: int, last: int) -> Iterator[tuple[Part, list[int], bytes]]:
-        """Where the partitions from ``first`` on and before ``last`` are: parts of blocks, and in each the sizes and
+        """Find the partitions from ``first`` on and before ``last``: parts of blocks, and in each the sizes and
         the checksums of its partitions, which follow one another."""
         start, end = first - self.first, last - self.first
         count = len(self.offsets) - 1

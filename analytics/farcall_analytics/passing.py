@@ -236,7 +236,7 @@ def read_pieces(ways: Sequence[Way], written: Sequence[Written], first: int, las
 
 
 def _parts_within(written: Written, first: int, last: int) -> Iterator[tuple[int, Part, list[int], bytes]]:
-    """What a task has written of some partitions: the number of the first one in each part, the part, sizes and
+    """Find what a task has written of some partitions: the number of the first one in each part, the part, sizes and
     checksums."""
     start, end = max(first, written.first), min(last, written.first + len(written.offsets) - 1)
     for part, sizes, checks in written.parts(start, end):

@@ -1,7 +1,7 @@
 """Pipe between an agent and a manager on the same machine: a Unix socket, and shared memory for large frames.
 
 A ZeroMQ socket has a thread behind it on either side, so a message costs four wake-ups; this costs two, and a large
-body is written once and mapped by its reader. Sending never blocks: messages that the socket does not accept now are
+body is written once. Sending never blocks: messages that the socket does not accept now are
 kept, and sent by :meth:`Pipe.flush`.
 
 A packet is the number of its frames, their lengths, and the frames. Large ones are in memory files
@@ -42,7 +42,7 @@ _PLACE: Final = struct.Struct("<IQ")
 """Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
 _LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
 _FULL: Final = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE})
-"""What the kernel lacks for a while: for example, too many descriptors of this account are on their way."""
+"""Errors that end by themselves: for example, too many descriptors of this account are on their way."""
 _PAUSE_S: Final = 0.01
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 

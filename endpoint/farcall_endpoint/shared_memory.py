@@ -182,7 +182,7 @@ class FrameList:
         return view[frame.start : frame.start + frame.size]
 
     def _end_in(self, memory: MemoryFile) -> int:
-        """Where the last frame in a file ends there."""
+        """Return the end of the last frame in a file."""
         ranges = (each for each in self.frames if isinstance(each, SharedBytes) and each.memory is memory)
         return max(each.start + each.size for each in ranges)
 

@@ -232,13 +232,19 @@ class Api:
 
         def check(answer: Submitted) -> None:
             if answer.tasks != task_ids:
-                raise ProtocolError("it has other task ids than were sent")
+                raise ProtocolError("the answer has other task ids than were sent")
 
         path = f"/v3/endpoints/{_in_path(endpoint_id)}/submit"
         submitted: Submitted = self.http.call(
-            "POST", path, body=body, answer=Submitted, check=check, retries_refusals=retries_refusals,
-            retry_timeout_s=retry_timeout_s, stop=stop,
-        )  # fmt: skip
+            "POST",
+            path,
+            body=body,
+            answer=Submitted,
+            check=check,
+            retries_refusals=retries_refusals,
+            retry_timeout_s=retry_timeout_s,
+            stop=stop,
+        )
         return submitted
 
     def get_task(
@@ -256,7 +262,7 @@ class Api:
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> dict[str, Json]:
-        """Those of the tasks that the answer has, by id. It leaves out tasks beyond its largest size; they may be
+        """Read those of the tasks that the answer has, by id. It leaves out tasks beyond its largest size; they may be
         requested again.
 
         :param may_be_empty: whether an answer without any of the tasks is not repeated.
@@ -266,12 +272,17 @@ class Api:
             for task_id, task in answer.results.items():
                 _check_about(task_id, task)
             if not (may_be_empty or any(task_id in answer.results for task_id in task_ids) or answer.unknown):
-                raise ProtocolError("it has none of the tasks that were requested")
+                raise ProtocolError("the answer has none of the tasks that were requested")
 
         answer: Statuses = self.http.call(
-            "POST", "/v2/batch_status", body={"task_ids": task_ids}, answer=Statuses, check=check,
-            retry_timeout_s=retry_timeout_s, stop=stop,
-        )  # fmt: skip
+            "POST",
+            "/v2/batch_status",
+            body={"task_ids": task_ids},
+            answer=Statuses,
+            check=check,
+            retry_timeout_s=retry_timeout_s,
+            stop=stop,
+        )
         found = answer.results | {task_id: _unknown(task_id) for task_id in answer.unknown or ()}
         return {task_id: found[task_id] for task_id in task_ids if task_id in found}
 
@@ -332,9 +343,13 @@ class Api:
         self, task_ids: Sequence[str], *, retry_timeout_s: float | None = None, stop: threading.Event | None = None
     ) -> dict[str, Json]:
         answer: Cancelled = self.http.call(
-            "POST", "/v3/tasks/cancel", body={"task_ids": task_ids}, answer=Cancelled,
-            retry_timeout_s=retry_timeout_s, stop=stop,
-        )  # fmt: skip
+            "POST",
+            "/v3/tasks/cancel",
+            body={"task_ids": task_ids},
+            answer=Cancelled,
+            retry_timeout_s=retry_timeout_s,
+            stop=stop,
+        )
         return answer.results
 
     def page_of_endpoint_tasks(self, endpoint_id: str, query: Json) -> Json:

@@ -372,9 +372,13 @@ class Sender:
         self._stop.wait(self.burst.next_delay_s(now=time.monotonic()))
         try:
             answer = self._api.submit(
-                context.endpoint_id, body, task_ids=ids, retries_refusals=retries_refusals,
-                retry_timeout_s=self._retry_timeout_s, stop=self._stop,
-            )  # fmt: skip
+                context.endpoint_id,
+                body,
+                task_ids=ids,
+                retries_refusals=retries_refusals,
+                retry_timeout_s=self._retry_timeout_s,
+                stop=self._stop,
+            )
         except FarcallError as error:
             is_of_function = isinstance(error, TargetInfeasible) and len({task.function for task in batch}) == 1
             if len(batch) == 1 or error.record.retryable or is_of_function or isinstance(error, _WHOLE_REQUEST):

@@ -526,6 +526,12 @@ def test_a_program_that_forgets_shutdown_ends_with_its_tasks_done(tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} >= {"a", "b", "c"}
 
 
+def test_an_engine_that_ends_while_it_starts_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with Engine(max_workers=1):
+        pass
+    assert caplog.messages == []
+
+
 def test_an_engine_without_references_finishes_what_was_submitted(tmp_path: Path) -> None:
     ended = run(
         """

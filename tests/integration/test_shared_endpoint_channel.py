@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from pathlib import Path
 
@@ -28,21 +29,34 @@ def forge(packet: bytes) -> None:
     time.sleep(100)
 
 
-def send_forged(packet: bytes, *, after_s: float = 0.0) -> None:
-    """Write to the socket by which this task's worker speaks with its manager."""
+def ends_of_worker() -> list[socket.socket]:
+    """The sockets of packets of this task's worker; the manager has the other end of one."""
     import os
     import socket
     import stat
-    import time
 
-    time.sleep(after_s)
-    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
+    found = []
     for descriptor in range(3, 200):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 end = socket.socket(fileno=os.dup(descriptor))
                 if end.type == socket.SOCK_SEQPACKET:
-                    end.send(packet)
+                    found.append(end)
+        except OSError:
+            continue
+    return found
+
+
+def send_forged(packet: bytes, *, after_s: float = 0.0) -> None:
+    """Write to the socket by which this task's worker speaks with its manager."""
+    import os
+    import time
+
+    time.sleep(after_s)
+    packet = packet.replace(b"0" * 36, os.environ["FARCALL_TASK_ID"].encode())
+    for end in ends_of_worker():
+        try:
+            end.send(packet)
         except OSError:
             continue
 
@@ -142,7 +156,6 @@ def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCl
         import array
         import os
         import socket
-        import stat
         import struct
         import time
 
@@ -150,17 +163,13 @@ def test_a_body_in_a_file_that_can_shrink_ends_its_own_worker_only(cloud: FakeCl
         header = b"\x94" + header[1:] + b"\x01"
         memory = os.memfd_create("forged")
         os.write(memory, b"x" * 100_000)
-        for descriptor in range(3, 200):
+        for end in ends_of_worker():
             try:
-                if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    continue
-                end = socket.socket(fileno=os.dup(descriptor))
-                if end.type == socket.SOCK_SEQPACKET:
-                    for body in (memory, os.open(".", os.O_RDONLY)):
-                        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))]
-                        place = struct.pack("<QQ", 0, 10)
-                        end.sendmsg([struct.pack("<I", len(header)), header, place], rights)
-                    os.ftruncate(memory, 0)
+                for body in (memory, os.open(".", os.O_RDONLY)):
+                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [body]))]
+                    place = struct.pack("<QQ", 0, 10)
+                    end.sendmsg([struct.pack("<I", len(header)), header, place], rights)
+                os.ftruncate(memory, 0)
             except OSError:
                 continue
         time.sleep(100)
@@ -270,7 +279,6 @@ def send_result_in(kind: str) -> None:
     import fcntl
     import os
     import socket
-    import stat
     import struct
 
     header = b"\x94\xa4Done\xd9\x24" + os.environ["FARCALL_TASK_ID"].encode() + b"\x00\x01"
@@ -287,15 +295,11 @@ def send_result_in(kind: str) -> None:
         packet = struct.pack("<II", 0, 500)
     packet += struct.pack("<IiQQ", 1, 0, 0, 100_000)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memory]))]
-    for descriptor in range(3, 200):
+    for end in ends_of_worker():
         try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            end = socket.socket(fileno=os.dup(descriptor))
-            if end.type == socket.SOCK_SEQPACKET:
-                end.sendmsg([packet], rights)
-                if kind == "shut down":
-                    end.shutdown(socket.SHUT_WR)
+            end.sendmsg([packet], rights)
+            if kind == "shut down":
+                end.shutdown(socket.SHUT_WR)
         except OSError:
             continue
 
@@ -314,12 +318,11 @@ def test_a_result_that_cannot_be_read_stops_no_other_task(
     assert endpoint.agent.poll() is None
 
 
-def close_slowly() -> list[float]:
+def close_slowly() -> None:
     """Pass the manager a connection whose data is never read, so that closing the connection waits."""
     import array
     import os
     import socket
-    import stat
     import struct
     import time
 
@@ -334,18 +337,14 @@ def close_slowly() -> list[float]:
     except BlockingIOError:
         pass
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [client.detach()]))]
-    for descriptor in range(3, 200):
+    for end in ends_of_worker():
         try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            end = socket.socket(fileno=os.dup(descriptor))
-            if end.type == socket.SOCK_SEQPACKET:
-                end.sendmsg([struct.pack("<I", 0)], rights)
-                os.close(rights[0][2][0])
+            end.sendmsg([struct.pack("<I", 0)], rights)
+            os.close(rights[0][2][0])
         except OSError:
             continue
     time.sleep(100)
-    return [accepted.fileno()]
+    accepted.close()
 
 
 def test_a_connection_that_is_slow_to_close_stops_no_other_task(

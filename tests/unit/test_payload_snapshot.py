@@ -192,3 +192,25 @@ def test_locks_and_cached_functions_are_parts(cell: dict[str, Any]) -> None:
     assert snapshot.is_current()
     _run(cell, "one.__code__ = (lambda x: 2 * x).__code__")
     assert not snapshot.is_current()
+
+
+class Once:
+    """Can be pickled once, as values with an owner."""
+
+    calls = 0
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        Once.calls += 1
+        return Once, ()
+
+
+@pytest.mark.parametrize("get", [FunctionTable().get, Handles(Serializer()).handle])
+def test_reduce_methods_are_called_only_to_send_the_function(get: Callable[..., Any]) -> None:
+    once = Once()
+
+    def uses_once() -> object:
+        return once
+
+    Once.calls = 0
+    get(uses_once)
+    assert Once.calls == 1

@@ -6,11 +6,11 @@ import builtins
 import io
 import threading
 from collections.abc import Callable
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from farcall_common.payload.pickler import reduced_lock
-from farcall_common.payload.pickling import global_names, is_foreign
+from farcall_common.payload.pickling import cell_contents, global_names, is_foreign
 
 
 def _dill() -> ModuleType:
@@ -64,21 +64,13 @@ def _global_variables(function: Any, recurse: bool = True, builtin: bool = False
         # Names of the first function are what it says; those of functions that it closes over come from their modules.
         values = {name: each.__globals__[name] for name in found if name in each.__globals__} | values
         if recurse:
-            cells = [cell.cell_contents for cell in each.__closure__ or () if not _is_empty(cell)]
+            cells = map(cell_contents, each.__closure__ or ())
             for needed in [*map(each.__globals__.get, found), *cells]:
                 needed = getattr(needed, "__func__", needed)
                 if type(needed) is FunctionType and id(needed) not in seen:
                     seen.add(id(needed))
                     todo.append(needed)
     return {name: values[name] for name in names if name in values}
-
-
-def _is_empty(cell: CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - the only way to ask
-    except ValueError:
-        return True
-    return False
 
 
 def dill_loads(pickled: bytes) -> object:

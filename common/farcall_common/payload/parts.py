@@ -8,8 +8,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from farcall_common.payload.pickling import plain_function
-from farcall_common.payload.snapshot import cell_contents, global_names, is_importable
+from farcall_common.payload.pickling import cell_contents, global_names, is_importable, plain_function
 
 #: Parts of one value that are looked at, and how deep.
 _MOST: Final = 1000
@@ -49,7 +48,7 @@ def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterato
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, object]]:
-    """What a value that is sent with its code refers to, each with its name."""
+    """Return what a value that is sent with its code refers to, each with its name."""
     value = plain_function(value)
     kind = type(value)
     if kind is types.FunctionType:

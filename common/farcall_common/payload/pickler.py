@@ -32,6 +32,7 @@ from farcall_common.payload.pickling import (
     MAIN,
     PROTOCOL,
     attribute,
+    is_importable,
     is_registered_by_user,
     plain_function,
     travels_by_value,
@@ -71,10 +72,7 @@ class Pickler(pickle.Pickler):
 
     def can_import(self, obj: Any) -> bool:
         """Whether the other side finds the same object under its module and name."""
-        module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
-        if not (isinstance(module, str) and isinstance(name, str)) or self.is_local(module):
-            return False
-        return attribute(sys.modules.get(module), name) is obj
+        return is_importable(obj, self.is_local)
 
 
 class ReferencePickler(Pickler):

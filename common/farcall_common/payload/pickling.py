@@ -15,10 +15,10 @@ import os
 import pathlib
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import CodeType
+from types import CellType, CodeType
 from typing import Any
 
 PROTOCOL = 5
@@ -165,7 +165,30 @@ def plain_function(value: Any) -> Any:
     return value.__wrapped__ if is_decorated(value) else value
 
 
-# -- byte code ---------------------------------------------------------------------------------------------------------
+# -- parts of functions ------------------------------------------------------------------------------------------------
+
+
+def is_importable(value: Any, is_local: Callable[[str], bool] = travels_by_value) -> bool:
+    """Whether the other side finds the same function or class under its module and name.
+
+    :param is_local: whether code of a module travels by value.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not (isinstance(module, str) and isinstance(name, str)) or is_local(module):
+        return False
+    return attribute(sys.modules.get(module), name) is value
+
+
+EMPTY = object()
+"""Placeholder of a variable without a value."""
+
+
+def cell_contents(cell: CellType) -> object:
+    """Read a variable of an enclosing function; :data:`EMPTY` if it has no value."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return EMPTY
 
 
 def global_names(code: CodeType) -> set[str]:

@@ -6,7 +6,6 @@ microsecond for a small function. Other values (lists, dictionaries, arrays, ins
 
 from __future__ import annotations
 
-import dis
 import functools
 import hashlib
 import itertools
@@ -20,12 +19,18 @@ from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
-from farcall_common.payload.pickling import PROTOCOL, is_decorated, travels_by_value
+from farcall_common.payload.pickling import (
+    EMPTY,
+    PROTOCOL,
+    cell_contents,
+    global_names,
+    is_decorated,
+    is_importable,
+    travels_by_value,
+)
 
 _logger = logging.getLogger(__name__)
 
-_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-_MISSING: Final = object()
 #: Data may have functions that use data, and so on; each pass looks one step further.
 _MAX_PASSES: Final = 20
 #: Attributes of classes and modules that Python sets, and that say nothing of what they do.
@@ -70,9 +75,11 @@ _Read = Callable[[], tuple[object, ...]]
 
 
 class Snapshot:
-    """What a function used when it was made. Take it before the function is serialized: then no change is missed.
+    """Compares what a function uses with what it used. Take it before the function is serialized: then no change is
+    missed.
 
-    Code that other machines import counts as unchanged. A value that cannot be pickled counts as changed.
+    Code that other machines import counts as unchanged. A value that cannot be pickled counts as changed, and so does
+    one whose class has a reduce method of its own: the object may permit only one call of it.
     """
 
     __slots__ = ("_data", "_digest", "_parts", "_plain", "_seen", "_todo")
@@ -101,7 +108,7 @@ class Snapshot:
                 return False
             if function.__kwdefaults__ or function.__dict__:
                 return False
-            if names and not all(map(operator.is_, map(get, names, itertools.repeat(_MISSING)), values)):
+            if names and not all(map(operator.is_, map(get, names, itertools.repeat(EMPTY)), values)):
                 return False
         for read, values in self._parts:
             now = read()
@@ -156,7 +163,7 @@ class Snapshot:
             self._watch(functools.partial(_function_parts, function, names))
             return
         defaults, get = function.__defaults__, function.__globals__.get
-        values = tuple(get(name, _MISSING) for name in names)
+        values = tuple(get(name, EMPTY) for name in names)
         self._plain.append((function, function.__code__, defaults, get, names, values))
         self._todo += (*(defaults or ()), *values)
 
@@ -172,7 +179,7 @@ def _function_parts(function: FunctionType, names: tuple[str, ...]) -> tuple[obj
         function.__code__,
         *(function.__defaults__ or ()),
         *(defaults.values() if defaults else ()),
-        *map(function.__globals__.get, names, itertools.repeat(_MISSING)),
+        *map(function.__globals__.get, names, itertools.repeat(EMPTY)),
         *(map(cell_contents, function.__closure__) if function.__closure__ else ()),
         *((*attributes, *attributes.values()) if attributes else ()),
     )
@@ -186,20 +193,6 @@ def _contents(namespace: object) -> tuple[object, ...]:
     attributes = vars(namespace)
     names = [name for name in [*attributes] if name not in _MACHINERY]
     return (*names, *map(attributes.get, names))
-
-
-def cell_contents(cell: types.CellType) -> object:
-    """The value of a variable of an enclosing function; a placeholder if it has none."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return _MISSING
-
-
-def global_names(code: CodeType) -> set[str]:
-    """The globals that code reads, also in functions inside of it."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in _GLOBALS}
-    return names.union(*(global_names(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def _inner(value: Any) -> tuple[object, ...] | None:
@@ -216,17 +209,6 @@ def _inner(value: Any) -> tuple[object, ...] | None:
     if kind is types.BuiltinFunctionType and (value.__self__ is None or type(value.__self__) is ModuleType):
         return ()
     return (value.__wrapped__,) if kind is _CACHED or is_decorated(value) else None
-
-
-def is_importable(value: Any) -> bool:
-    """Whether the other side imports a function or class instead of getting its code."""
-    module: object = value.__module__  # a class can set it to anything
-    if not isinstance(module, str) or travels_by_value(module):
-        return False
-    found: object = sys.modules.get(module)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is value
 
 
 def _no_visit(_: object) -> None:
@@ -269,4 +251,16 @@ class _Hasher(pickle.Pickler):
         if issubclass(kind, _FOUND) or kind in _OPAQUE or _inner(obj) is not None:
             self._visit(obj)
             return id, (id(obj),)
+        if _has_own_reduce(kind):  # type: ignore[arg-type]  # types are hashable
+            raise pickle.PicklingError(f"a {kind.__qualname__} is pickled by code of its own")
         return NotImplemented
+
+
+@functools.lru_cache(maxsize=512)
+def _has_own_reduce(kind: type) -> bool:
+    """Whether objects are pickled by Python code that is not of the standard library."""
+    methods: list[Any] = [kind.__reduce_ex__, kind.__reduce__]
+    return any(
+        type(method) is FunctionType and str(method.__module__).partition(".")[0] not in sys.stdlib_module_names
+        for method in methods
+    )

@@ -416,7 +416,7 @@ def _refuse_in_imports() -> None:
 
 
 def _end_at_exit(engine: weakref.ref[Engine], loop: weakref.ref[EngineLoop]) -> None:
-    """As the standard executors: a program that ends waits for what it submitted, also when it forgot the engine."""
+    """Wait for what the program submitted, as the standard executors do; also when it forgot the engine."""
     if (known := engine()) is not None:
         known.shutdown()
     elif (running := loop()) is not None:

@@ -92,7 +92,7 @@ class EngineFuture(GuardedFuture[T]):
         return True
 
     def end_after_fork(self, error: BaseException) -> None:
-        """As in the base class; the condition is made when it is needed."""
+        """Do as the base class; the condition is made when it is needed."""
         self._own_condition = None
         if self._state == PENDING:
             self._exception, self._state = error, FINISHED

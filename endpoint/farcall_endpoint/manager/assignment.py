@@ -42,7 +42,8 @@ class Assignment:
     """Starts workers, adds and removes them, and gives them tasks.
 
     ``placement``: decides whose worker a slot gets. ``free_slots``: each with the pair that gets it, if tasks still
-    wait for that. ``problem``: why workers of the endpoint's own Python do not start; empty if they do.
+    wait for that, or None for whose turn it is. ``problem``: why workers of the endpoint's own Python do not start;
+    empty if they do.
 
     :param workers: all of the manager; no other object adds or removes any.
     :param actions: of the manager's core.

@@ -68,16 +68,16 @@ def boot(path: str, find_packages: Callable[[], object]) -> None:
 
 def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | None) -> None:
     settings = WorkerSettings.of(os.environ)
-    if any(settings.processes):
+    more, apart, outer = settings.processes
+    if more or apart:
         from farcall_endpoint.isolation.process_limits import limit_processes
 
-        more, apart, outer = settings.processes
         limit_processes(more, apart=apart, outer=outer)
     if settings.isolation or settings.writable:
         from farcall_endpoint.isolation.confinement import confine  # not needed by the owner's workers
 
         confine(settings.isolation, readable=settings.readable, writable=settings.writable)
-    if settings.isolation or any(settings.processes):
+    if more or (settings.isolation and not apart):  # else it was limited from outside
         from farcall_endpoint.isolation.process_limits import limit_descriptors
 
         limit_descriptors()  # at last: to be confined, this process has sent some
