@@ -272,7 +272,7 @@ class Api:
             for task_id, task in answer.results.items():
                 _check_about(task_id, task)
             if not (may_be_empty or any(task_id in answer.results for task_id in task_ids) or answer.unknown):
-                raise ProtocolError("the answer has none of the tasks that were requested")
+                raise ProtocolError("the answer lacks all tasks that were requested")
 
         answer: Statuses = self.http.call(
             "POST",
