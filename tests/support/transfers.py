@@ -54,10 +54,15 @@ class TransferProcess:
         self.losses += [lost] if lost else []
 
     def wait_for(self, *kinds: type, count: int = 1) -> list[Any]:
-        """Wait for so many reports of these kinds; they are taken out."""
+        """Wait for so many reports of these kinds; they are taken out.
+
+        :raises AssertionError: if a transfer fails, and that was not waited for.
+        """
 
         def found() -> list[orders.Report]:
             self.listen()
+            failed = [each for each in self.reports if isinstance(each, orders.Failed)]
+            assert orders.Failed in kinds or not failed, failed
             return [each for each in self.reports if isinstance(each, kinds)]
 
         wait_until(lambda: len(found()) >= count, f"{count} reports of {[kind.__name__ for kind in kinds]}")

@@ -131,7 +131,10 @@ def listing(directory: Path) -> list[dict[str, Any]]:
     """The endpoint's own files and the log directory; without contents, and without files of tasks."""
     found = []
     for path in sorted([*directory.iterdir(), *directory.glob("logs/*")])[:_MAX_LISTED]:
-        state = path.lstat()
+        try:
+            state = path.lstat()
+        except FileNotFoundError:  # the endpoint runs, and has removed the file meanwhile
+            continue
         found.append(
             {
                 "path": str(path.relative_to(directory)),

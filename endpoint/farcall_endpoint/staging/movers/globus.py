@@ -265,9 +265,14 @@ class GlobusMover:
             verify=verify,
             items={number: Item(move.url, place.path, *identity_of(move)) for number, (move, place) in enumerate(part)},
         )
-        self._journal.write(transfer)
         with self._lock:
-            self._in_use.add(submission_id)
+            self._in_use.add(submission_id)  # first: another thread may read the journal at any time
+        try:
+            self._journal.write(transfer)
+        except OSError:
+            with self._lock:
+                self._in_use.discard(submission_id)
+            raise
         now = self._clock()
         return _Active(transfer, {number: move for number, (move, _) in enumerate(part)}, progress_at=now, due_at=now)
 

@@ -62,11 +62,13 @@ class Journal:
         self._directory = directory
 
     def load(self) -> list[Transfer]:
-        """All transfers. A file that cannot be read is left out and logged."""
+        """All transfers. A file that cannot be read is left out and logged; another thread may remove one meanwhile."""
         found = []
         for path in sorted(self._directory.glob("*.json")):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Transfer))
+            except FileNotFoundError:
+                continue
             except msgspec.MsgspecError as error:
                 _logger.warning("%s is left out: %s", path, error)
         return found
