@@ -41,6 +41,7 @@ GLOBUS_CLIENT_VARIABLES: Final = (
 )
 #: The file of the login in ``$FARCALL_HOME``; :mod:`farcall_common.login`, which loads HTTP, has its content.
 LOGIN_FILE: Final = "login.json"
+_NO_HOME: Final = "The home directory is not known: HOME is not set, and the user has no entry in the password database"
 _TABLE: Final = "default"
 _HEADER: Final = f"[{_TABLE}]"
 
@@ -121,11 +122,19 @@ def find_home(environ: Mapping[str, str]) -> Path:
     """
     home = known_home(environ)
     if home is None:
-        raise ConfigurationError(
-            "The home directory is not known: HOME is not set, and the user has no entry in the password database",
-            hint="Set HOME, or FARCALL_HOME to a directory for Farcall's files.",
-        )
+        raise ConfigurationError(_NO_HOME, hint="Set HOME, or FARCALL_HOME to a directory for Farcall's files.")
     return home
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path of the user's; a ``~`` at its start is the home directory.
+
+    :raises ConfigurationError: if that is not known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(f"{path}: {_NO_HOME}", hint="Set HOME, or write the whole path.") from error
 
 
 def known_home(environ: Mapping[str, str]) -> Path | None:

@@ -13,6 +13,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from farcall_common.credentials import expanded
 from farcall_common.errors import ConfigurationError
 from farcall_common.ssh_signatures import NAMESPACE, PrivateKey, sign, statement
 
@@ -25,7 +26,7 @@ def signed(request: dict[str, Any], key: str | os.PathLike[str]) -> dict[str, An
     """
     code_hash = hashlib.sha256(request["function_code"].encode()).hexdigest()
     message = statement(request["function_name"], code_hash)
-    path = Path(key).expanduser()
+    path = expanded(key)
     private_key = _private_key(path)
     signature = _sign_by_ssh_keygen(message, path) if private_key is None else sign(message, private_key)
     return request | {"signature": signature}

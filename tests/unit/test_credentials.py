@@ -20,9 +20,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from farcall import Executor
+from farcall._signing import signed
 from farcall.cli._app import app as farcall
 from farcall.testing import FakeCloud
-from farcall_common.credentials import Credentials, config_path, stored_values, write_settings
+from farcall_common.credentials import Credentials, config_path, expanded, stored_values, write_settings
 from farcall_common.errors import ConfigurationError
 from farcall_endpoint import Engine, systemd
 from farcall_endpoint.cli import app as farcall_endpoint
@@ -315,6 +316,13 @@ def test_what_needs_a_home_directory_names_the_variables(app: typer.Typer, argum
     assert "HOME is not set" in text
     assert "FARCALL_HOME" in text
     assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_path_below_an_unknown_home_directory_is_refused_in_words() -> None:
+    assert expanded("/keys/~") == Path("/keys/~")
+    with pytest.raises(ConfigurationError, match=r"~/\.ssh/id_ed25519: The home directory is not known"):
+        signed({"function_name": "f", "function_code": "1"}, "~/.ssh/id_ed25519")
 
 
 @pytest.mark.usefixtures("homeless")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
-from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES, Credentials
+from farcall_common.credentials import GLOBUS_CLIENT_VARIABLES, Credentials, expanded
 from farcall_common.environments import TYPES
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_FRAME_BYTES, MAX_KEPT_OUTPUT_BYTES
@@ -326,7 +326,7 @@ def _signature_check(directory: EndpointDirectory, config: Config) -> SignatureC
     from farcall_common.ssh_signatures import AllowedSigners
     from farcall_endpoint.agent.signatures import SignatureCheck
 
-    path = directory.path / Path(config.allowed_signers).expanduser()
+    path = directory.path / expanded(config.allowed_signers)
     try:
         text, mode = path.read_text(encoding="utf-8"), path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
@@ -466,7 +466,7 @@ def _manager_options(directory: EndpointDirectory, config: Config) -> list[str]:
     if config.files.node_cache_bytes:
         options += ["--node-cache", str(config.files.node_cache_bytes)]
         if config.files.node_dir is not None:
-            options += ["--node-dir", str(Path(config.files.node_dir).expanduser())]
+            options += ["--node-dir", str(expanded(config.files.node_dir))]
     options += ["--data-only"] if config.data_only else []
     options += ["--log-max-bytes", str(config.log_max_bytes), "--log-backups", str(config.log_backups)]
     options += ["--log-format", config.log_format, *(["--debug"] if config.debug else [])]

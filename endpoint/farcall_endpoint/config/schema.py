@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from farcall_common.credentials import expanded
 from farcall_common.environments import PREFIXES, Environment
 from farcall_common.errors import ConfigurationError, did_you_mean
 from farcall_common.limits import MAX_KEPT_OUTPUT_BYTES
@@ -363,7 +364,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
             locations=chosen.locations,
             binds=chosen.binds,
             network=chosen.network,
-            cache_dir=str(directory / Path(chosen.cache_dir).expanduser()),
+            cache_dir=str(directory / expanded(chosen.cache_dir)),
             cache_bytes=int(chosen.cache_size * BYTES_PER_GB),
             idle_s=chosen.idle_time,
             memory_bytes=None if chosen.memory is None else int(chosen.memory * BYTES_PER_GB),

@@ -286,7 +286,9 @@ class _Sandbox:
             # The endpoint's own files lie around the cache, or the caller has left them out.
             named = re.split(r"[\s,]+", " ".join(os.environ.get(name, "") for name in _OF_FILES))
             chosen = [uv.find_uv_bin(), *readable, *(each for each in (index, *named) if each.startswith("/"))]
-            self._readable = readable_paths(chosen, private=[partial.parent], home=Path.home(), environ={})
+            self._readable = readable_paths(
+                chosen, private=[partial.parent], home=Path(os.environ.get("HOME", "/")), environ={}
+            )
 
     def run(self, command: Sequence[str]) -> int:
         """Run a command to its end; its exit code."""

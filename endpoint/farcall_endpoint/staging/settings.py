@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from farcall_common.credentials import expanded
 from farcall_endpoint.config import Config
 from farcall_endpoint.directory import EndpointDirectory
 
@@ -56,7 +56,7 @@ class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
         section = config.files.globus
         if section is None:
             return None
-        directory = Path(section.directory).expanduser()
+        directory = expanded(section.directory)
         return cls(
             collection=section.collection.lower(),
             path=section.path or str(directory),
