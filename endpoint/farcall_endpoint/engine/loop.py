@@ -104,8 +104,7 @@ class EngineStats:
     problem: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """A call on its way into the engine. ``callees``: functions that it calls. ``rebuild`` makes its value of the
     result, if that has another form."""
 
