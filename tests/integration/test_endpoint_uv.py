@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -392,15 +393,17 @@ def change_packages() -> str:
         return file.name
 
 
-@pytest.mark.skipif(bool(bubblewrap.missing() and landlock.missing()), reason="nothing isolates submitters here")
-def test_tasks_use_packages_that_they_name(index: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", [bubblewrap, landlock])
+def test_tasks_use_packages_that_they_name(index: Path, tmp_path: Path, level: ModuleType) -> None:
+    if missing := level.missing():
+        pytest.skip(missing)
     own = tmp_path / "own"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", own], check=True)
     engine = {
         "container_type": "venv",
         "container_uri": str(own),
         "max_tasks_per_worker": 1,
-        "isolation": "auto",
+        "isolation": level.__name__.rpartition(".")[2],
         "environments": {"index_url": str(index), "cache_dir": "cache"},
     }
     with running_endpoint(tmp_path / "home", engine=engine, reachable=[tmp_path, index]) as endpoint:

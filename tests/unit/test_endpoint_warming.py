@@ -393,6 +393,14 @@ def submit(
     return core.decide(now=now)
 
 
+def image(number: int) -> Environment:
+    return Environment(type="apptainer", location=f"/images/{number}.sif")
+
+
+def spec_of(task_id: str, submitter: str, environment: Environment | None) -> TaskSpec:
+    return TaskSpec(task_id, 1, "", HASH, TaskOptions(environment=environment), 0, submitter=submitter)
+
+
 def ids(turn: Turn) -> dict[str, list[str]]:
     return {name: [task.task_id for task in tasks] for name, tasks in turn.orders.items()}
 
@@ -445,18 +453,47 @@ def test_a_second_start_is_worth_it_only_when_tasks_turn_out_to_be_long() -> Non
     assert sum(map(len, later.values())) == 7, "all slots are used"
 
 
-def test_tasks_that_wait_for_an_image_hold_one_slot_of_a_node() -> None:
+def test_tasks_that_wait_for_an_image_hold_no_slot_of_a_node() -> None:
     core = core_with()
     manager(core, "m")
     assert {name: len(tasks) for name, tasks in ids(submit(core, SCI, 12)).items()} == {"m": 1}
     status = EnvironmentStatus(SCI.key, "sci", "apptainer", text="converts the image", since=1.0)
     core.progress("m", Progress(workers=4, idle_workers=4, environments=(status,)))
     assert [ids(core.decide(now=now)) for now in (20.0, 40.0, 600.0)] == [{}, {}, {}]
-    assert {name: len(tasks) for name, tasks in ids(submit(core, None, 6)).items()} == {"m": 3}
+    assert {name: len(tasks) for name, tasks in ids(submit(core, None, 6)).items()} == {"m": 4}
     status = EnvironmentStatus(SCI.key, "sci", "apptainer", warm=1, start_s=2.0)
-    done = Finished("own0", TaskState.SUCCESS, 0, None, 600.0, 601.0)
-    core.progress("m", Progress((done,), workers=4, idle_workers=1, environments=(status,)), [b"r"])
+    done = tuple(Finished(f"own{number}", TaskState.SUCCESS, 0, None, 600.0, 601.0) for number in range(2))
+    core.progress("m", Progress(done, workers=4, idle_workers=1, environments=(status,)), [b"r", b"r"])
     assert sum(map(len, ids(core.decide(now=602.0)).values())) == 1, "it is ready: the next slot may be one for it"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_tasks_of_many_environments_that_are_prepared_hold_no_others_up(policy: str) -> None:
+    core = core_with(policy=POLICIES[policy](random.Random(1)))
+    manager(core, "m", slots=2)
+    core.accept(*(spec_of(f"eve-{number}", "eve", image(number)) for number in range(40)))
+    there: dict[str, Environment | None] = {}
+
+    def turns(now: float) -> list[str]:
+        """What the agent sends, while the node prepares every environment of it."""
+        new: list[str] = []
+        while tasks := core.decide(now=now).orders.get("m"):
+            new += [task.task_id for task in tasks]
+            there.update({task.task_id: task.environment for task in tasks})
+            named = [each for each in there.values() if each is not None]
+            statuses = tuple(EnvironmentStatus(each.key, "", "apptainer", text="copies the image") for each in named)
+            core.progress("m", Progress(workers=2, idle_workers=2, environments=statuses))
+        return new
+
+    assert 8 <= len(turns(1.0)) < 11, "one payer has some at a time"
+    others = [spec_of("ada", "ada", image(39)), spec_of("bob", "bob", image(50)), spec_of("cy", "cy", None)]
+    core.accept(*others, spec_of("eve-plain", "eve", None))
+    assert sorted(turns(2.0)) == ["ada", "bob", "cy", "eve-plain"], "both slots were free"
+    states = [TaskState.SUCCESS if each is None else TaskState.CANCELLED for each in there.values()]
+    done = tuple(Finished(name, state, 0, None, 2.0, 3.0) for name, state in zip(there, states, strict=True))
+    there.clear()
+    core.progress("m", Progress(done, workers=2, idle_workers=2), [b"r", b"r"])
+    assert 8 <= len(turns(3.0)) < 11, "the next ones come"
 
 
 def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:

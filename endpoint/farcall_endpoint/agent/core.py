@@ -697,7 +697,12 @@ class AgentCore:
             self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
         placed += queue.place(
-            self._policy, managers.loads, depth=self._prefetch.depth, now=now, environments=environments
+            self._policy,
+            managers.loads,
+            depth=self._prefetch.depth,
+            now=now,
+            environments=environments,
+            holds=managers.holds if managers.may_hold else None,
         )
         if queue.waiting:
             self._look_again_at = now + _LOOK_AGAIN_S

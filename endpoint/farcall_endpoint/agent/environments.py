@@ -122,9 +122,10 @@ class EnvironmentsSeen:
         if not (queue.waiting or managers.has_environments):
             return {}
         demands: dict[str, EnvironmentDemand] = {}
+        holds = managers.holds if managers.may_hold else None
         sent = 0
         for key, seen in self._seen.items():
-            waits, has = len(queue.waiting.get(key, ())), managers.sent.get(key, 0)
+            waits, has = queue.waits(key, holds), managers.sent.get(key, 0)
             if not (waits or has):
                 seen.since = seen.running_since = None
                 continue

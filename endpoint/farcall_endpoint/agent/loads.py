@@ -47,9 +47,10 @@ class EnvironmentLoad:
 
     ``ready``: its workers there, idle or busy, and ``starting``: those that start, as the manager reported last.
     ``parked``: those of the idle ones that have no slot; they get the next that is free, without a start.
-    ``preparing``: whether the node prepares it. ``sent``: tasks that it has from the agent. ``cold``: those of them
-    that were sent to have a worker started. ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are
-    the manager's, too.
+    ``preparing``: whether the node prepares it, or will. ``prepared``: whether it has done so. ``sent``: tasks that it
+    has from the agent. ``cold``: those of them that were sent to have a worker started. ``waiting``: those of them that
+    use no slot, as the node prepares it. ``forkable``, ``problem`` and ``start_s`` (seconds; None if not known) are the
+    manager's, too.
     """
 
     ready: int = 0
@@ -61,6 +62,13 @@ class EnvironmentLoad:
     cold: int = 0
     parked: int = 0
     preparing: bool = False
+    prepared: bool = False
+    waiting: int = 0
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether tasks there use no slot, since the node prepares it, and it has no worker."""
+        return self.preparing and not (self.ready or self.starting)
 
     @property
     def workers(self) -> int:
@@ -73,15 +81,15 @@ class ManagerLoad:
     """A manager as a policy sees it.
 
     ``slots``: its workers, of any environment. ``free``: slots without a task; below 0 by as many tasks as wait behind
-    others. ``lifetime``: None if there is no limit, or it is unknown. ``types``: the technologies that it was asked
-    for, each with why it does not work there, empty if it does. ``image``: the key of the only environment that it
-    runs, empty if it is no such node. ``environments``: by key, those that it knows or has tasks of; that of tasks that
-    name none, whose key is empty, may be missing. ``problem``: why those cannot run here now, empty if they can.
-    ``ahead``: slots that graphs here can use beyond one for each, which count as ``free``. ``contents``: of files,
-    which its node has, or gets for tasks that are here; each with the number of reasons. ``latency_slots``: workers for
-    tasks with a target, beyond ``slots``, and ``latency_free``: those without a task; below 0 by as many as wait there.
-    ``pressure``: the part of the time in which some process of the node waits for a CPU. ``late``: the latency classes
-    that would need more of them.
+    others; tasks whose environment is prepared use none. ``lifetime``: None if there is no limit, or it is unknown.
+    ``types``: the technologies that it was asked for, each with why it does not work there, empty if it does.
+    ``image``: the key of the only environment that it runs, empty if it is no such node. ``environments``: by key,
+    those that it knows or has tasks of; that of tasks that name none, whose key is empty, may be missing. ``problem``:
+    why those cannot run here now, empty if they can. ``ahead``: slots that graphs here can use beyond one for each,
+    which count as ``free``. ``contents``: of files, which its node has, or gets for tasks that are here; each with the
+    number of reasons. ``latency_slots``: workers for tasks with a target, beyond ``slots``, and ``latency_free``: those
+    without a task; below 0 by as many as wait there. ``pressure``: the part of the time in which some process of the
+    node waits for a CPU. ``late``: the latency classes that would need more of them.
     """
 
     manager_id: str

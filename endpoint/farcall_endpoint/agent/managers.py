@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.fairness import FairQueue
 from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.loads import (
+    MOST_OVERTAKEN,
     EnvironmentDemand,
     EnvironmentLoad,
     Lifetime,
@@ -23,6 +26,8 @@ from farcall_endpoint.protocol import CpuSharesStatus, EnvironmentStatus
 from farcall_endpoint.qos.controller import NEEDS_CPU
 
 _NO_NODE: Final[Mapping[str, str]] = {}
+_MOST_AWAITING: Final = 8
+"""Tasks of one payer for each manager that use no slot there while their environments are prepared."""
 _MOST_PASSED_OVER: Final = 50
 """Tasks with a target that no manager takes now; those behind them are not looked at in this turn."""
 
@@ -31,7 +36,8 @@ _MOST_PASSED_OVER: Final = 50
 class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
-    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks."""
+    what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks.
+    ``awaiting``: tasks that use no slot while the node prepares their environments, each with its payer."""
 
     slots: int
     load: ManagerLoad
@@ -42,6 +48,7 @@ class ManagerEntry:
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
     guests: int = 0
+    awaiting: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def in_order(self) -> list[Task]:
         """Its tasks: first those that can run, with a target and without, each in the order in which they came."""
@@ -72,6 +79,8 @@ class Managers:
         self.sent: dict[str, int] = {}
         #: Whether a manager has other workers than those for tasks that name no environment, or had.
         self.has_environments = False
+        #: Tasks that use no slot while environments are prepared, by payer.
+        self._awaiting: collections.Counter[str] = collections.Counter()
         #: Sums over all managers.
         self.slots = self.workers = self.idle_workers = self.outstanding = 0
 
@@ -137,6 +146,7 @@ class Managers:
         if member is not None:
             self.slots -= member.slots
             self.outstanding -= len(member.outstanding)
+            self._awaiting -= collections.Counter(member.awaiting.values())
             for key, load in member.load.environments.items():
                 self._count_sent(key, -load.sent)
         return member
@@ -179,13 +189,49 @@ class Managers:
         for key, status in reported.items():
             load = here.setdefault(key, EnvironmentLoad())
             load.ready, load.starting = status.warm + status.busy, status.starting
-            load.parked, load.preparing = status.parked, bool(status.text)
+            load.parked, load.preparing, load.prepared = status.parked, bool(status.text), not status.text
             load.forkable, load.problem, load.start_s = status.forkable, status.problem, status.start_s
             if not key:
                 load.problem = member.load.problem = "" if load.ready or load.starting else status.problem
             if load.ready + load.starting >= load.cold:
                 load.cold = 0
             self.has_environments = self.has_environments or bool(key)
+        if member.awaiting or any(load.is_awaited for load in here.values()):
+            self._give_slots_back(member)
+
+    def _give_slots_back(self, member: ManagerEntry) -> None:
+        """Tasks use slots again whose environment is prepared now; those whose environment is prepared do not."""
+        load = member.load
+        self._awaiting -= collections.Counter(member.awaiting.values())
+        load.free -= len(member.awaiting)
+        member.awaiting.clear()
+        for each in load.environments.values():
+            each.waiting = 0
+        for task in member.outstanding.values():
+            self._await(member, task)
+
+    def _await(self, member: ManagerEntry, task: Task) -> None:
+        """A task uses no slot if the node prepares its environment."""
+        here = member.load.environments.get(task.environment_key) if task.environment_key else None
+        if here is not None and here.is_awaited and not task.is_latency:
+            member.awaiting[task.spec.task_id] = task.share_of
+            self._awaiting[task.share_of] += 1
+            here.waiting += 1
+            member.load.free += 1
+
+    def holds(self, task: Task) -> bool:
+        """Whether a task stays here for now: enough tasks of its payer await environments, and its own environment is
+        prepared nowhere either. So none can fill managers with tasks of any number of environments."""
+        key = task.environment_key
+        if not key or self._awaiting[task.share_of] < _MOST_AWAITING * len(self._members):
+            return False
+        found = (member.load.environments.get(key) for member in self._members.values())
+        return not any(load is not None and load.prepared for load in found)
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether :meth:`holds` can be true of any task."""
+        return self._awaiting.total() >= _MOST_AWAITING * len(self._members) > 0
 
     def refusal(self, environment: Environment) -> str:
         """Why no present manager can ever run tasks of an environment; empty if one can, or there is none."""
@@ -225,6 +271,7 @@ class Managers:
             member.load.environments.setdefault(key, EnvironmentLoad()).sent += 1
             self._count_sent(key, 1)
             self.has_environments = True
+            self._await(member, task)
 
     def lend(self, manager_id: str, key: str, calls: int) -> None:
         """A manager gets so many calls of another one's tasks, in this environment; fewer if below 0."""
@@ -249,7 +296,11 @@ class Managers:
             if task.is_latency:
                 member.load.latency_free += 1
                 return task
-            member.load.free += 1
+            if (payer := member.awaiting.pop(task_id, None)) is None:
+                member.load.free += 1
+            else:
+                self._awaiting -= collections.Counter((payer,))
+                member.load.environments[task.environment_key].waiting -= 1
             if member.ahead:
                 member.load.ahead -= member.ahead.pop(task_id, 0)
             if task.environment_key:
@@ -358,11 +409,17 @@ class TaskQueue:
         depth: int,
         now: float,
         environments: Mapping[str, EnvironmentDemand],
+        holds: Callable[[Task], bool] | None = None,
     ) -> Placed:
         """Take out tasks for which the policy has managers, each with its manager, in the order in which they leave.
-        Others that they overtake keep their places."""
+        Others that they overtake keep their places.
+
+        :param holds: whether a task stays for now; None: none does.
+        """
         seen: list[tuple[str, Task, int]] = []
-        following = (task for _, task, _ in self._following(seen))
+        following: Iterable[Task] = (task for _, task, _ in self._following(seen))
+        if holds is not None:
+            following = itertools.filterfalse(holds, itertools.islice(following, MOST_OVERTAKEN))
         placed = policy.place(following, managers, depth=depth, now=now, environments=environments)
         if len(placed) < len(seen):
             leaving = {task for task, _ in placed}
@@ -392,6 +449,11 @@ class TaskQueue:
                 manager = max(lasting, key=lambda each: each.free)
                 manager.count_down(task)
                 yield task, manager.manager_id
+
+    def waits(self, key: str, holds: Callable[[Task], bool] | None) -> int:
+        """How many tasks wait for an environment, and do not stay for now."""
+        waiting = self.waiting.get(key, ())
+        return len(waiting) if holds is None else sum(not holds(task) for task in waiting)
 
     def clear(self) -> list[Task]:
         """Take out all that wait."""

@@ -162,15 +162,18 @@ class _Plan:
         for manager in managers:
             here = manager.environments
             workers_of: dict[str, int] = {}
-            starting = sent = running = parked = 0
+            starting = sent = running = parked = awaited = 0
             for key, each in here.items():
                 count = workers_of[key] = each.workers
                 starting += each.starting
                 if key:
-                    sent += each.sent
+                    sent += each.sent - each.waiting
                     parked += each.parked
-                    running += min(each.sent, count)
-            workers = sum(workers_of.values()) - workers_of.get("", 0) - parked
+                    if each.is_awaited:
+                        awaited += count
+                    else:
+                        running += min(each.sent, count)
+            workers = sum(workers_of.values()) - workers_of.get("", 0) - parked - awaited
             capacity = manager.slots + starting
             own_sent = max(0, manager.slots - manager.free - sent)
             own_workers = max(0, capacity - workers) if "" not in here else max(workers_of[""], min(1, own_sent))

@@ -46,6 +46,8 @@ class ContainerStart:
     :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
         the image, and what ``locate`` has found.
     :param before: what to write before the whole command.
+    :param within: what to write before the program itself: a runner clears the variables of what stands before its own
+        command.
     """
 
     boot: Boot
@@ -61,6 +63,7 @@ class ContainerStart:
     locate: Callable[[], Place | None] | None = None
     confine: Callable[[Sequence[str], str, Place | None], Sequence[str]] | None = None
     before: Sequence[str] = ()
+    within: Sequence[str] = ()
 
 
 class Container:

@@ -550,6 +550,7 @@ class EnvironmentLauncher:
                 *(*wanted.mounts, *self._mounts),
             )
         program = (
+            *wanted.within,
             prepared.python,
             "-I",
             "-S",

@@ -253,7 +253,7 @@ class EnvironmentWorkers:
             )
         )
         # A fresh one has a /tmp and processes of its own.
-        namespaces = is_image or (confine is not None and not is_supervised)
+        namespaces = is_image or confine is not None
         if forks and (reason := without_forks(environment.type, confined=confine is not None)):
             forks = False
             self._log_once(reason)
@@ -286,6 +286,7 @@ class EnvironmentWorkers:
                     locate=locate,
                     confine=confine,
                     before=before,
+                    within=SUPERVISED if is_supervised else (),
                 ),
             )
         except BaseException:
@@ -349,7 +350,7 @@ class EnvironmentWorkers:
         if environment.type == UV:  # its Python is the endpoint's own
             settings = msgspec.structs.replace(settings, isolation=confinement.level)
             if not confinement.bubblewrap:
-                return lambda *_: SUPERVISED, self._by_landlock(environment, readable, writable, settings)
+                return None, self._by_landlock(environment, readable, writable, settings)
         if confinement.landlock:
             settings = self._by_landlock(environment, readable, writable, settings)
         return confine, settings
