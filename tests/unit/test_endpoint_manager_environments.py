@@ -351,6 +351,50 @@ def test_workers_that_do_not_start_in_an_environment_fail_its_tasks_only() -> No
     assert not rig.leaves
 
 
+def test_starts_that_fail_for_a_submitter_fail_no_task_of_others() -> None:
+    rig = prepared(A, slots=1)
+    rig.hanging.add(A.name)
+    rig.settle(tasks(A, "e1", submitter="eve"))
+    while not (failures := rig.failures()):
+        for worker_id in [each for each, launch in rig.launched.items() if each in rig.workers and launch.environment]:
+            rig.workers.pop(worker_id)
+            rig.settle(WorkerDied(worker_id, 0, "exit code 1", "", "eve's package"))
+        rig.wait(1.0)
+        assert rig.launches[A.key] < 10
+    assert "eve's package" in failures["e1"]
+    assert rig.statuses["a"].problem == ""
+    rig.settle(tasks(A, "e2", submitter="eve"))
+    assert rig.failures().keys() == {"e2"}, "a pause for its submitter"
+    rig.hanging.clear()
+    for name, submitter in (("ada", "ada"), ("own", "")):
+        rig.settle(tasks(A, name, submitter=submitter))
+        assert rig.finish(A) == name
+    rig.wait(10.0)
+    rig.settle(tasks(A, "e3", submitter="eve"))
+    assert rig.finish(A) == "e3"
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_starts_that_hang_do_not_keep_all_places_from_others(is_cancelled: bool) -> None:
+    rig = prepared(A, B, slots=2)
+    rig.hanging |= {A.name, B.name}
+    rig.settle(tasks(A, "e1", submitter="eve"), tasks(B, "e2", submitter="eve"))
+    assert sorted(rig.launched[each].submitter for each in rig.workers) == ["eve", "eve"]
+    rig.settle(tasks(None, "ada", submitter="ada"))
+    if is_cancelled:
+        rig.settle(CancelTasks(("e1", "e2")))
+    else:
+        rig.wait(29.0)
+        assert not rig.busy()
+        rig.wait(1.5)
+    assert rig.finish(None) == "ada"
+    assert not rig.failures()
+    if not is_cancelled:
+        rig.hanging.clear()
+        rig.settle()
+        assert {rig.finish(each) for each in (A, B)} == {"e1", "e2"}
+
+
 def test_a_worker_that_hangs_at_its_start_in_an_environment_is_killed_after_the_limit_of_the_environment() -> None:
     rig = EnvironmentRig(slots=1, environment_start_limit_s=200.0)
     rig.settle(tasks(A, "a1"))

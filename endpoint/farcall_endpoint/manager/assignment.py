@@ -174,7 +174,7 @@ class Assignment:
         worker.turn_began = now
         worker.start_s = now - worker.since
         if (state := self._environments.get(worker.pair.key)) is not None:
-            state.worker_started(now - worker.since)
+            state.worker_started(worker.pair.submitter, now - worker.since)
         worker.since = now
         self._reports.changed = True
         if not worker.pair.key:
@@ -193,7 +193,10 @@ class Assignment:
         return worker
 
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
-        """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager."""
+        """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. One whose place
+        was needed has not failed."""
+        if worker.killed and worker.yields_to is not None:
+            return
         lines = event.stderr_tail.strip().splitlines()
         last_line = lines[-1] if lines else "no output on standard error"
         words = f"{event.reason}; {last_line}"
@@ -204,12 +207,12 @@ class Assignment:
             return
         if worker.killed and now.mono - worker.since >= self._environment_start_limit_s:
             words = f"it was not ready within {self._environment_start_limit_s:g} s; {last_line}"
-        self._preparations.worker_not_started(worker.environment, words, event.stderr_tail, now)
+        self._preparations.worker_not_started(worker, words, event.stderr_tail, now)
 
     def vacate(self, worker: Worker) -> None:
-        """Free the place of an idle worker: it stays warm without one if it may, else it is ended."""
+        """Free the place of an idle worker: it stays warm without one if it may, else it is ended. So is a start."""
         place = worker.place
-        if worker.pair.target:
+        if worker.pair.target or not worker.is_ready:
             self._interruptions.kill(worker)
         elif self._warm.park(worker):
             self.free_slots.append((worker.slot, place))
@@ -238,7 +241,7 @@ class Assignment:
             self._start_worker(extra.pair, extra.slot, now, extra=extra.number)
 
     def _can_start(self, pair: Pair, now: float) -> bool:
-        return self._environments.is_ready(pair.key, now) if pair.key else now >= self._launch_at
+        return self._environments.is_ready(pair.key, pair.submitter, now) if pair.key else now >= self._launch_at
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 

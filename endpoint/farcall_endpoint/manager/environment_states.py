@@ -49,6 +49,29 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
+class _StartFailures:
+    """Starts that failed one after the other, of workers of one submitter. ``launch_at``: when the next may be tried.
+    ``record``: why tasks fail until ``retry_at``; None: they wait."""
+
+    def __init__(self) -> None:
+        self.launch_at = self.retry_at = 0.0
+        self.record: ErrorRecord | None = None
+        self._rounds = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
+        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
+
+    def add(self, now: float, *, has_workers: bool) -> bool:
+        """One more; whether tasks fail now: they do after several, if there is no worker. After that pause, each is a
+        try."""
+        if now >= self.launch_at:  # workers that were started together fail as one round
+            self.launch_at = now + self._rounds.next_s()
+        if has_workers or not (self._pause.failures or self._rounds.failures >= _MAX_START_FAILURES):
+            return False
+        self.retry_at = now + self._pause.next_s()
+        self.launch_at = 0.0
+        self._rounds.reset()
+        return True
+
+
 class EnvironmentState:
     """One environment.
 
@@ -80,6 +103,7 @@ class EnvironmentState:
         self.due_at: float | None = None  # end of the time for a preparation, or the time of the next one
         self.prepares_again = False  # which of the two
         self._starts = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
+        self._of_others: dict[str, _StartFailures] = {}  # by submitter other than the owner
         self._preparations = Backoff(first_s=_FIRST_PREPARATION_WAIT_S, most_s=_MAX_PREPARATION_WAIT_S)
         self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
         self._retry_at = 0.0
@@ -163,8 +187,24 @@ class EnvironmentState:
         else:
             self._fail(record, now)
 
-    def worker_started(self, start_s: float) -> None:
-        """A worker is ready, after so long."""
+    @property
+    def has_failed_starts(self) -> bool:
+        """Whether workers of a submitter other than the owner did not start."""
+        return bool(self._of_others)
+
+    def launch_at_of(self, submitter: str) -> float:
+        """When a worker of a submitter may be started, if it is ready."""
+        failures = self._of_others.get(submitter)
+        return self.launch_at if failures is None else max(self.launch_at, failures.launch_at)
+
+    def refusal_of(self, submitter: str, now: Instant) -> ErrorRecord | None:
+        """Why there is no use in waiting for a worker of a submitter other than the owner."""
+        failures = self._of_others.get(submitter)
+        return failures.record if failures is not None and now.mono < failures.retry_at else None
+
+    def worker_started(self, submitter: str, start_s: float) -> None:
+        """A worker of a submitter is ready, after so long."""
+        self._of_others.pop(submitter, None)
         self.last_start_s = start_s
         self.start_s = start_s if self.start_s is None else self.start_s + _MEMORY * (start_s - self.start_s)
         self._starts.reset()
@@ -173,18 +213,35 @@ class EnvironmentState:
         if self.state is State.FAILED:  # it was slow, but it works
             self.state = State.READY
 
-    def worker_not_started(self, words: str, log: str, now: Instant, *, has_workers: bool) -> None:
-        """A worker died before it was ready, with these last words and this end of its log. The environment fails after
-        several, if it has no worker."""
+    def worker_not_started(
+        self, submitter: str, words: str, log: str, now: Instant, *, has_workers: bool
+    ) -> ErrorRecord | None:
+        """A worker of a submitter died before it was ready, with these last words and this end of its log. After
+        several, the environment fails, if it has no worker: for the owner (the empty submitter) as a whole, else for
+        that submitter alone, whose packages and files may be why. The error, if it has failed.
+
+        :param has_workers: of that submitter; for the owner, of any.
+        """
         if self.state in (State.COLD, State.PREPARING):  # it was lost, which is not a failure
-            return
+            return None
         record = outcomes.environment_start_failed(self.environment.label, words)
-        self.record = dataclasses.replace(record, stderr_tail=log or None)
+        record = dataclasses.replace(record, stderr_tail=log or None)
+        if submitter:
+            failures = self._of_others.setdefault(submitter, _StartFailures())
+            while len(self._of_others) > _MAX_KNOWN:
+                del self._of_others[next(iter(self._of_others))]
+            if not failures.add(now.mono, has_workers=has_workers):
+                return None
+            failures.record = record
+            return record
+        self.record = record
         if now.mono >= self.launch_at:  # workers that were started together fail as one round
             self.launch_at = now.mono + self._starts.next_s()
         is_try = self._pause.failures > 0
         if (is_try or self._starts.failures >= _MAX_START_FAILURES) and not has_workers:
             self._fail(self.record, now)
+            return self.record
+        return None
 
     def tasks_ended(self, count: int, duration_s: float) -> None:
         """A worker has run so many of its tasks; they took so long together."""
@@ -252,12 +309,12 @@ class EnvironmentStates(dict[str, EnvironmentState]):
             state = self[key] = EnvironmentState(environment)
         return state
 
-    def is_ready(self, key: str, now: float) -> bool:
-        """Whether workers can be launched in it now. Those of the endpoint's own Python always can."""
+    def is_ready(self, key: str, submitter: str, now: float) -> bool:
+        """Whether workers of a submitter can be launched in it now. Those of the endpoint's own Python always can."""
         if not key:
             return True
         state = self.get(key)
-        return state is not None and state.state is State.READY and now >= state.launch_at
+        return state is not None and state.state is State.READY and now >= state.launch_at_of(submitter)
 
     def start_s(self, key: str) -> float:
         """How long a start takes in an environment."""

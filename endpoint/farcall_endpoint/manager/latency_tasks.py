@@ -145,9 +145,9 @@ class LatencyTasks:
         """Take out those of these tasks that wait here."""
         return self._take_out(lambda _, job: job.order.task_id in task_ids)
 
-    def remove_all(self, key: str) -> list[Job]:
-        """Take out all tasks of an environment."""
-        return self._take_out(lambda pair, _: pair.key == key)
+    def remove_all(self, key: str, submitter: str | None = None) -> list[Job]:
+        """Take out all tasks of an environment, or those of one submitter."""
+        return self._take_out(lambda pair, _: pair.key == key and submitter in (None, pair.submitter))
 
     def clear(self) -> None:
         """Take out all."""

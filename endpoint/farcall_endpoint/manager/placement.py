@@ -32,6 +32,8 @@ _KEPT_STARTS: Final = 4.0
 _MARGIN: Final = 1.1
 """A place goes to another pair of a payer only if its tasks are more by this factor."""
 _LEAST_REVIEW_S: Final = 0.02
+_LONG_START_S: Final = 30.0
+"""A start of a payer with more places than another, who waits for one, may take so long."""
 
 
 class Placement:
@@ -70,7 +72,7 @@ class Placement:
         """
 
         def can_start(pair: Pair) -> bool:
-            return self._environments.is_ready(pair.key, now) and (bool(pair.key) or can_start_own)
+            return self._environments.is_ready(pair.key, pair.submitter, now) and (bool(pair.key) or can_start_own)
 
         if hint is not None and not hint.key and can_start_own and self._queue.waiting(hint):
             return hint
@@ -106,7 +108,7 @@ class Placement:
     def prewarm_needs(self, now: float) -> Iterator[tuple[Pair, int]]:
         """Whose workers should be there before any task."""
         for state in self._environments.values():
-            if state.prewarm and self._environments.is_ready(state.key, now):
+            if state.prewarm and self._environments.is_ready(state.key, "", now):
                 pair = Pair("", state.key)
                 have = sum(worker.place == pair and not (worker.jobs or worker.killed) for worker in self._all())
                 have += sum(worker.yields_to == pair for worker in self._all())
@@ -133,7 +135,8 @@ class Placement:
         ]
         counts = collections.Counter(worker.place for worker in self._active())
         return (
-            self._unused_place(others, now, has_places=counts[pair] > 0)
+            self._place_of_start(pair, now)
+            or self._unused_place(others, now, has_places=counts[pair] > 0)
             or self._place_of_payer(pair.share_of, others, now)
             or self._place_of_environment(pair, others, counts, now)
         )
@@ -187,9 +190,9 @@ class Placement:
         if not pair.key:
             return waiting - coming
         state = self._environments.get(pair.key)
-        if state is None or not self._environments.is_ready(pair.key, now):
+        if state is None or not self._environments.is_ready(pair.key, pair.submitter, now):
             if state is not None and state.state is State.READY:
-                self._review(state.launch_at)
+                self._review(state.launch_at_of(pair.submitter))
             return 0
         is_parked = any(worker.parked and worker.pair == pair and not worker.killed for worker in self._all())
         within_s = 0.0 if is_parked else state.expected_start_s
@@ -241,6 +244,23 @@ class Placement:
             if not has_places or now >= kept_until:
                 return worker
             self._review(kept_until)
+        return None
+
+    def _place_of_start(self, pair: Pair, now: float) -> Worker | None:
+        """A start in an environment whose tasks were cancelled or have other workers; or one that takes long, of a
+        payer with more places than this one, which keeps one. Nothing else ends a start before its limit of time."""
+        starting = [
+            worker
+            for worker in self._active()
+            if worker.pair.key and not (worker.is_ready or worker.killed) and worker.yields_to is None
+        ]
+        unwanted = [each for each in starting if each.pair != pair and not self._queue.waiting(each.pair)]
+        if unwanted:
+            return unwanted[-1]
+        counts = collections.Counter(worker.place.share_of for worker in self._active())
+        for worker in reversed(starting):
+            if counts[worker.pair.share_of] > max(1, counts[pair.share_of] + 1):
+                return self._at_end_of_turn(worker, worker.since + _LONG_START_S, now)
         return None
 
     def _place_of_payer(self, payer: str, others: list[Worker], now: float) -> Worker | None:

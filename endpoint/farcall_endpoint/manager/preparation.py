@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment, renamed
@@ -91,7 +90,7 @@ class Preparations:
             for job in jobs:
                 self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
         elif state.state is State.READY:
-            self._queue.add(jobs, state.key, first=first)
+            self._queue.add(self._accepted(state, jobs, now), state.key, first=first)
         else:
             state.wait(jobs)
             if state.state is State.COLD:
@@ -123,12 +122,19 @@ class Preparations:
                 state.preparation_failed(event.record, now)
                 self._fail_tasks(state)
 
-    def worker_not_started(self, environment: Environment, words: str, log: str, now: Instant) -> None:
-        """A worker died before it was ready, with these last words and this end of its log."""
-        state = self._states.of(environment)
-        has_workers = any(worker.pair.key == state.key and worker.is_ready for worker in self._workers.values())
-        state.worker_not_started(words, log, now, has_workers=has_workers)
-        self._fail_tasks(state)
+    def worker_not_started(self, worker: Worker, words: str, log: str, now: Instant) -> None:
+        """A worker in an environment died before it was ready, with these last words and this end of its log."""
+        assert worker.environment is not None
+        state, submitter = self._states.of(worker.environment), worker.pair.submitter
+        has_workers = any(
+            each.pair.key == state.key and each.is_ready and submitter in ("", each.pair.submitter)
+            for each in self._workers.values()
+        )
+        record = state.worker_not_started(submitter, words, log, now, has_workers=has_workers)
+        if submitter and record is not None:
+            self._fail_each(self._queue.remove_all(state.key, submitter), record, state)
+        else:
+            self._fail_tasks(state)
 
     def worker_ended(self, environment: Environment, now: Instant) -> None:
         """A worker of an environment is gone; it may have been the last."""
@@ -210,12 +216,27 @@ class Preparations:
         state.requester = found
         return True
 
+    def _accepted(self, state: EnvironmentState, jobs: Sequence[Job], now: Instant) -> Sequence[Job]:
+        """Of these tasks, those for whose submitters workers may start; the others fail."""
+        if not state.has_failed_starts:
+            return jobs
+        accepted: list[Job] = []
+        for job in jobs:
+            if (record := state.refusal_of(job.order.submitter, now)) is None:
+                accepted.append(job)
+            else:
+                self._fail_each((job,), record, state)
+        return accepted
+
     def _fail_tasks(self, state: EnvironmentState) -> None:
         """Fail the tasks that wait for an environment, if it has failed."""
         if state.state is State.FAILED and state.record is not None:
-            for job in itertools.chain(state.waiting, self._queue.remove_all(state.key)):
-                self._reports.finish(job, TaskState.FAILED, _for_task(state.record, state, job).to_json())
+            self._fail_each((*state.waiting, *self._queue.remove_all(state.key)), state.record, state)
             state.waiting.clear()
+
+    def _fail_each(self, jobs: Iterable[Job], record: ErrorRecord, state: EnvironmentState) -> None:
+        for job in jobs:
+            self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
 
 
 def _for_task(record: ErrorRecord, state: EnvironmentState, job: Job) -> ErrorRecord:

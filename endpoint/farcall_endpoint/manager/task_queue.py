@@ -307,10 +307,11 @@ class TaskQueue:
             found += out
         return found
 
-    def remove_all(self, key: str) -> list[Job]:
-        """Take out all tasks of an environment."""
-        task_ids = {job.order.task_id for pair, jobs in self._jobs.items() if pair.key == key for job in jobs}
-        return [*self._latency.remove_all(key), *self.take_out(task_ids)]
+    def remove_all(self, key: str, submitter: str | None = None) -> list[Job]:
+        """Take out all tasks of an environment, or those of one submitter."""
+        pairs = [pair for pair in self._jobs if pair.key == key and submitter in (None, pair.submitter)]
+        task_ids = {job.order.task_id for pair in pairs for job in self._jobs[pair]}
+        return [*self._latency.remove_all(key, submitter), *self.take_out(task_ids)]
 
     def clear(self) -> None:
         """Take out all."""
