@@ -193,8 +193,8 @@ class Assignment:
         return worker
 
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
-        """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. If its place was
-        needed, it has not failed."""
+        """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. A start whose
+        place was needed has not failed."""
         if worker.killed and worker.yields_to is not None:
             return
         lines = event.stderr_tail.strip().splitlines()
