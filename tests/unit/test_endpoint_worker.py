@@ -490,6 +490,34 @@ tell([outcomes(), code_of(plain)])
     assert plain is None
 
 
+@pytest.mark.parametrize("option", ["", "native"])
+def test_an_argument_whose_reading_raises_is_reported_as_unreadable(tmp_path: Path, option: str) -> None:
+    """The function was not called, so the error is not the function's: it is not retried."""
+    program = """
+from farcall_common.payload import PickleDataBase64
+from farcall_common.payload.native import dump_call
+
+class Bad:
+    def __init__(self, *how):
+        self.how = how
+
+    def __reduce__(self):
+        return self.how
+
+def error_of(*how):
+    args = (Bad(*how),)
+    payload = dump_call(args, {}) if sys.argv[-1] == "native" else None
+    payload = payload or serializer.pack_call(args, strategies=[PickleDataBase64()])
+    done = run(id, payload=payload, retries=1)[0]
+    return [done.error["code"], done.is_retried, done.error["message"].rpartition(": ")[2]]
+
+tell([error_of(divmod, (1, 0)), error_of(sys.exit, ("no",))])
+"""
+    answers = answer_of(program, tmp_path, option)
+    assert answers[0][:2] == answers[1][:2] == ["DESERIALIZATION_FAILED", False]
+    assert [text for _, _, text in answers] == ["integer division or modulo by zero", "no"]
+
+
 def test_plain_pickle_is_for_an_engine_only(tmp_path: Path) -> None:
     """A program in the cloud could write it too, and ask for results of any size with it."""
     program = (

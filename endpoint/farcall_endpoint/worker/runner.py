@@ -321,7 +321,10 @@ class Runner:
         return msgspec.structs.replace(done, parts=(size,), undelivered=undelivered, lent=lent), (frame,)
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
-        record = error.record if isinstance(error, DeserializationError) else describe_exception(error)
+        if isinstance(error, DeserializationError):
+            record = error.record
+        else:
+            record = outcomes.unreadable(describe_exception(error))
         return self._failed(order, record, started_at, started_at)
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
