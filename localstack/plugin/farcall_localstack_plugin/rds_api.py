@@ -1,5 +1,5 @@
-"""RDS API: the calls of deployments and their tests, which describe instances and snapshots, turn deletion protection
-off, and take and delete snapshots."""
+"""RDS API: the calls of deployments and their tests, which describe and restart instances, describe snapshots, turn
+deletion protection off, and take and delete snapshots."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ class RdsApi:
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
         return {"DBInstance": _described_instance(instance, context)}
+
+    @handler("RebootDBInstance", expand=False)
+    def reboot_instance(self, context: RequestContext, request: Request) -> Request:
+        instance = _instance(request["DBInstanceIdentifier"])
+        instance.restart()
+        return {"DBInstance": {**_described_instance(instance, context), "DBInstanceStatus": "rebooting"}}
 
     @handler("CreateDBSnapshot", expand=False)
     def create_snapshot(self, context: RequestContext, request: Request) -> Request:
@@ -112,7 +118,15 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "InstanceCreateTime": instance.created_at,
         "DeletionProtection": instance.is_protected,
         "TagList": list(instance.tags),
+        "DBParameterGroups": _described_parameters(instance),
     }
+
+
+def _described_parameters(instance: Instance) -> list[Request]:
+    if not instance.parameter_group:
+        return []
+    status = "pending-reboot" if instance.needs_restart else "in-sync"
+    return [{"DBParameterGroupName": instance.parameter_group, "ParameterApplyStatus": status}]
 
 
 @functools.cache
