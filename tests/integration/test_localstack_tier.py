@@ -253,6 +253,22 @@ def test_raised_connections_reach_the_server_with_a_restart_and_the_roles_at_onc
     Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters())
 
 
+def test_the_api_answers_again_after_the_database_was_away(tier: Tier) -> None:
+    rds = Deployer(tier.endpoint_url).client("rds")
+    (instance,) = rds.describe_db_instances()["DBInstances"]
+    named = {"DBInstanceIdentifier": instance["DBInstanceIdentifier"]}
+    assert rds.stop_db_instance(**named)["DBInstance"]["DBInstanceStatus"] == "stopping"
+    assert rds.describe_db_instances()["DBInstances"][0]["DBInstanceStatus"] == "stopped"
+    status, body = _get(tier, "/v3/functions", tier.token)
+    assert (status, body["code"]) == (503, "UNAVAILABLE")
+    with pytest.raises(ClientError, match="InvalidDBInstanceState"):
+        rds.reboot_db_instance(**named)
+    rds.start_db_instance(**named)
+    assert rds.describe_db_instances()["DBInstances"][0]["DBInstanceStatus"] == "available"
+    wait_until(lambda: _get(tier, "/v3/functions", tier.token)[0] == 200, "the API uses the database again")
+    wait_until(lambda: _is_healthy(tier), "the forwarder uses the database again")
+
+
 def _secret(tier: Tier, arn: str) -> dict[str, str]:
     answer = Deployer(tier.endpoint_url).client("secretsmanager").get_secret_value(SecretId=arn)
     value: dict[str, str] = json.loads(answer["SecretString"])

@@ -61,12 +61,22 @@ class Instance:
     def take_parameters(self) -> None:
         """Give the server the parameters of its group. It takes the static ones at its next restart."""
         write_parameters(self.parameter_file, parameter_groups.get(self.parameter_group, {}))
-        os.kill(self.server.pid, signal.SIGHUP)
+        if not self.is_stopped:
+            os.kill(self.server.pid, signal.SIGHUP)
 
-    def restart(self) -> None:
-        """Restart the server; returns when it listens."""
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` has ended the server."""
+        return self.server.is_held
+
+    def stop(self) -> None:
+        """End the server, with its connections; its data stays."""
+        self.server.hold()
+
+    def start(self) -> None:
+        """Start the server again; returns when it accepts connections."""
         before = self.server.pid
-        os.kill(before, signal.SIGINT)  # "fast": does not wait for clients
+        self.server.release()
         wait_for_restart(self.server, self.port, settings=settings(), before=before)
 
 

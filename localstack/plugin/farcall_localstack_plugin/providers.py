@@ -192,7 +192,8 @@ class DBInstanceProvider(Provider):
         if instance.parameter_group != group:
             instance.take_parameters()
         if instance.model.get("DBInstanceClass") != size:  # the server moves to another machine
-            instance.restart()
+            instance.stop()
+            instance.start()
         return done(model)
 
     def delete(self, request: Request) -> Event:
