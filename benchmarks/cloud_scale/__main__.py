@@ -45,6 +45,10 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
         "it has this many ports per forwarder, because it does not preserve client addresses",
         "more forwarders, needed long before",
     ),
+    "database's connections": (
+        "those of the forwarders that this needs, twice while a deployment replaces them; their share is 30 %",
+        "`-c database.connections=…`, on a size with 10 MiB for each; `-c forwarder.database_connections=3`",
+    ),
     "database's commits": (
         "each forwarder records presence twice a second, and results in batches; each commit reaches the disk",
         "a volume with more IOPS; beyond that, cells",
@@ -120,6 +124,7 @@ def _sizes(inputs: Inputs) -> str:
                 f"{count:,}",
                 f"{count * hourly * prices.hours_per_month:,.0f}",
                 f"{balancer_hourly * prices.hours_per_month:,.0f}",
+                f"{count * size.forwarder_connections:,}",
                 f"{count * size.forwarder_vcpus / inputs.limits['fargate_vcpus']:.1f}",
                 f"{processor.used:.2f}",
                 f"{commits.used:,.0f}",
@@ -127,8 +132,8 @@ def _sizes(inputs: Inputs) -> str:
             )
         )
     head = (
-        "|forwarders|forwarders, US$ a month|load balancer, US$ a month|multiple of the Fargate quota|database vCPUs"
-        "|database commits/s|database GiB for 30 days"
+        "|forwarders|forwarders, US$ a month|load balancer, US$ a month|forwarders' database connections"
+        "|multiple of the Fargate quota|database vCPUs|database commits/s|database GiB for 30 days"
     )
     return table(head.split("|"), rows)
 

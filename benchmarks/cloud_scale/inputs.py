@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
+from farcall_common.database_logins import connection_limit
 from farcall_infra.profiles import load_profile
 
 INPUTS: Final = Path(__file__).with_name("inputs.toml")
@@ -41,7 +42,11 @@ def read_inputs(path: Path = INPUTS) -> Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Deployment:
-    """The size of a deployment. A processor counts as one of those that the costs were measured on."""
+    """The size of a deployment. A processor counts as one of those that the costs were measured on.
+
+    ``database_connections`` is the forwarders' share, ``forwarder_connections`` those of one forwarder during a rolling
+    deployment, when there are two in its place.
+    """
 
     forwarders: int
     forwarder_vcpus: float
@@ -49,6 +54,8 @@ class Deployment:
     database_vcpus: float
     database_share: float
     database_gib: float
+    database_connections: int
+    forwarder_connections: int
     queue_gib: float
     requests_per_s: int
 
@@ -64,6 +71,8 @@ def deployment(profile: str) -> Deployment:
         database_vcpus=vcpus,
         database_share=share,
         database_gib=size.database.storage_gib,
+        database_connections=connection_limit("farcall_forwarder", size.database.connections),
+        forwarder_connections=size.forwarder.most_database_connections // size.forwarder.tasks,
         queue_gib=_GIB[size.queue.node_type] * _VALKEY_SHARE,
         requests_per_s=size.api.throttle_rate_per_s,
     )

@@ -8,6 +8,8 @@ from typing import Final
 
 from benchmarks.cloud_scale.inputs import Deployment, Inputs
 
+#: Most utilisation of the forwarders that a load needs.
+_FULLEST: Final = 0.8
 _S_PER_MONTH: Final = 86_400 * 30
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -47,6 +49,13 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
     database = load.tasks_per_s * task["postgres_us"] + presences_per_s * endpoint["presence_postgres_us"]
     forwarder = load.tasks_per_s * task["forwarder_us"] + load.endpoints * inputs.forwarder["resting_us_per_s"]
     memory_mib = load.endpoints * inputs.forwarder["endpoint_kib"] / 1024
+    # The forwarders that the load needs, however many the deployment has.
+    needed = max(
+        load.endpoints / inputs.forwarder["endpoints"],
+        forwarder / 1e6 / size.forwarder_vcpus,
+        memory_mib / size.forwarder_mib,
+    )
+    connections = needed / _FULLEST * size.forwarder_connections
     # A submit and a read for each batch; a request lasts as long as the handler and the database work for it.
     requests_per_s = 2 * load.tasks_per_s / inputs.policy["batch"]
     request_s = inputs.policy["batch"] * (task["api_us"] + task["postgres_us"]) / 1e6
@@ -57,6 +66,7 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
         Use("forwarders' memory", memory_mib, size.forwarders * size.forwarder_mib, "MiB"),
         Use("database's processor, for hours", database / 1e6, size.database_vcpus * size.database_share, "vCPU"),
         Use("database's processor, for minutes", database / 1e6, size.database_vcpus, "vCPU"),
+        Use("database's connections", connections, size.database_connections, "connections"),
         Use("database's commits", commits_per_s, limits["volume_iops"], "/s"),
         Use("database's log", load.tasks_per_s * task["wal_bytes"] / _MIB, limits["volume_mib_per_s"], "MiB/s"),
         Use("queue's processor", load.tasks_per_s * task["valkey_us"] / 1e6, 1.0, "vCPU"),
@@ -83,7 +93,7 @@ def forwarders_needed(load: Load, size: Deployment, inputs: Inputs) -> int:
     """The number of forwarders of that size for a load, none of them above 80 % utilisation."""
     by_name = {use.resource: use.share for use in uses(load, dataclasses.replace(size, forwarders=1), inputs)}
     fullest = max(share for name, share in by_name.items() if name.startswith("forwarders'"))
-    return max(1, math.ceil(fullest / 0.8))
+    return max(1, math.ceil(fullest / _FULLEST))
 
 
 def database_gib(load: Load, inputs: Inputs) -> float:

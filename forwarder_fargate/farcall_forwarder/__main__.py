@@ -24,7 +24,6 @@ except ImportError:  # no wheel for this machine; asyncio's own loop does the sa
 else:
     new_event_loop = uvloop.new_event_loop
 
-_DATABASE_CONNECTIONS = 6
 #: Allocations between two runs of the cyclic garbage collector. Tasks leave no cycles, so that reference counts free
 #: almost everything; but each run on the oldest generation visits every connection and every task under way.
 _GC_THRESHOLDS = (50_000, 20, 100)
@@ -44,7 +43,7 @@ def main() -> int:
         settings = Settings.read(sys.argv[1:], os.environ)
         logs.set_up(settings.log_level)
         settings = dataclasses.replace(settings, max_connections=allow_connections(settings.max_connections))
-        stores = open_stores(StoreSettings.from_environment(os.environ), max_connections=_DATABASE_CONNECTIONS)
+        stores = open_stores(StoreSettings.from_environment(os.environ), max_connections=settings.database_connections)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2

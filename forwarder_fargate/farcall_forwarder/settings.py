@@ -11,6 +11,8 @@ variable, argument                 meaning                                      
 ``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000
 ``FARCALL_FORWARDER_`` …           of those, peers that may be connected from one         as many
 ``CONNECTIONS_PER_SOURCE``         address
+``FARCALL_FORWARDER_`` …           connections to the database, at most                   6
+``DATABASE_CONNECTIONS``
 ``FARCALL_FORWARDER_KEY_SEED``     a secret that forwarders behind one address share;     a key pair of
                                    their CURVE key pair is derived from it                its own
 ``FARCALL_FORWARDER_READY_FILE``   JSON is put here once peers can connect,               none
@@ -59,6 +61,7 @@ class Settings:
     max_connections: int = 10_000
     #: None for no limit: behind a load balancer that hides addresses, all connections have its address.
     max_connections_of_source: int | None = None
+    database_connections: int = 6
     key_seed: str = dataclasses.field(default="", repr=False)
     ready_file: Path | None = None
     drain_s: float = 20.0
@@ -102,6 +105,11 @@ class Settings:
             max_connections_of_source=_number("number of connections of one source", of_source, limit=10**6)
             if (of_source := environ.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE"))
             else None,
+            database_connections=_number(
+                "number of database connections",
+                environ.get("FARCALL_FORWARDER_DATABASE_CONNECTIONS", str(cls.database_connections)),
+                limit=1000,
+            ),
             key_seed=key_seed,
             ready_file=Path(ready_file) if ready_file else None,
             drain_s=_seconds("drain time", value("drain_s", cls.drain_s)),

@@ -32,6 +32,10 @@ SETTINGS_OUTPUT: Final = "Settings"
 OVERRIDES_OUTPUT: Final = "Overrides"
 #: The output of the data stack with the name of its target, where that is not AWS.
 TARGET_OUTPUT: Final = "Target"
+#: Outputs of the data stack with the secret of each program's database login (``LoginApi``), and of the API's stack
+#: with the function that migrates the database.
+LOGIN_OUTPUT: Final = "Login"
+MIGRATOR_OUTPUT: Final = "Migrator"
 #: Outputs of the analytics stack: addresses of the bucket and of the one in S3 Express, the function that creates and
 #: deletes the cache, the cache's name, and the security group of workers.
 STORAGE_OUTPUT: Final = "Storage"

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from farcall_common.database_logins import connection_limit
 from farcall_common.errors import ConfigurationError
 from farcall_common.limits import MAX_FILE_BYTES
 
@@ -39,10 +40,11 @@ _STORAGE_GROWTH: Final = 1.1
 # 83 KiB were measured (docs/scale.md).
 _FORWARDER_BASE_MIB: Final = 160
 _CONNECTION_KIB: Final = 90
-#: Database connections reserved for RDS, the migration and an administrator.
-SPARE_CONNECTIONS: Final = 10
-#: The API's share of the remaining connections.
-API_CONNECTION_SHARE: Final = 0.6
+# A function that Lambda has ended keeps its connection for up to two minutes: after a release there are more
+# connections than functions.
+_CONNECTIONS_PER_REQUEST: Final = 1.5
+# A rolling deployment starts as many tasks as there are.
+_ROLLING_TASKS: Final = 2
 #: The reserved concurrency of the reconciler, where the API has one.
 RECONCILER_CONCURRENCY: Final = 1
 #: Among the allowed identities: everyone.
@@ -219,6 +221,7 @@ class ForwarderSize(_Section):
     tasks: Annotated[int, Field(ge=0, le=1000)]
     idle_minutes: Annotated[int, Field(ge=0, le=24 * 60)]
     spot: bool
+    database_connections: Annotated[int, Field(ge=2, le=50)]
     port: Port
     health_port: Port
     image: Annotated[str, Field(pattern=r"^[a-z0-9.-]+(:\d+)?/[a-z0-9._/-]+(:[\w.-]+)?(@sha256:[0-9a-f]{64})?$")]
@@ -234,6 +237,11 @@ class ForwarderSize(_Section):
     def connections(self) -> int:
         """The number of connections that fit into the memory of a task."""
         return (self.memory_mib - _FORWARDER_BASE_MIB) * 1024 // _CONNECTION_KIB
+
+    @property
+    def most_database_connections(self) -> int:
+        """The number of database connections of all tasks during a rolling deployment."""
+        return _ROLLING_TASKS * self.tasks * self.database_connections
 
     @property
     def sleeps(self) -> bool:
@@ -419,11 +427,18 @@ class Profile(_Section):
             )
         if self.limits.rate_per_s > self.api.throttle_rate_per_s:
             raise ValueError("limits.rate_per_s is above api.throttle_rate_per_s: one identity could use the whole API")
-        most = int(API_CONNECTION_SHARE * (self.database.connections - SPARE_CONNECTIONS))
+        most = int(connection_limit("farcall_api", self.database.connections) / _CONNECTIONS_PER_REQUEST)
         if self.api.concurrency > most:
             raise ValueError(
-                f"api.concurrency is {self.api.concurrency}, but {self.database.connections} database connections leave"
-                f" {most} for the API"
+                f"api.concurrency is {self.api.concurrency}, but {self.database.connections} database connections are"
+                f" enough for {most}, with those that ended functions leave behind"
+            )
+        most = connection_limit("farcall_forwarder", self.database.connections)
+        if self.forwarder.most_database_connections > most:
+            raise ValueError(
+                f"{self.forwarder.tasks} forwarders need {self.forwarder.most_database_connections} database"
+                f" connections during a rolling deployment, but {self.database.connections} leave {most} for them:"
+                " raise database.connections, or lower forwarder.tasks or forwarder.database_connections"
             )
         if self.forwarder.sleeps and 0 < self.canary.minutes <= self.forwarder.idle_minutes:
             raise ValueError(

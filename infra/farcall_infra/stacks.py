@@ -31,6 +31,8 @@ from farcall_infra.deployment import (
     CACHE_FUNCTION_OUTPUT,
     CACHE_NAME_OUTPUT,
     EXPRESS_OUTPUT,
+    LOGIN_OUTPUT,
+    MIGRATOR_OUTPUT,
     OVERRIDES_OUTPUT,
     PROFILE_OUTPUT,
     SETTINGS_OUTPUT,
@@ -88,6 +90,8 @@ class DataStack(cdk.Stack):
             cdk.CfnOutput(self, OVERRIDES_OUTPUT, value=",".join(deployment.overrides))
         if not deployment.target.observed:  # `farcall cloud status` does not miss the stack
             cdk.CfnOutput(self, TARGET_OUTPUT, value=deployment.target.name)
+        for program, arn in self.stores.database.login_arns.items():
+            cdk.CfnOutput(self, f"{LOGIN_OUTPUT}{program.capitalize()}", value=arn)
         cdk.CfnOutput(self, "BlobBucket", value=self.stores.blobs.environment()["FARCALL_BLOB_BUCKET"])
 
 
@@ -156,6 +160,7 @@ class ApiStack(cdk.Stack):
         self.canary: lambda_.Function | None = None
         if canary_key:
             self.canary = Canary(self, "Canary", deployment=deployment, api=api.function, key=canary_key).function
+        cdk.CfnOutput(self, MIGRATOR_OUTPUT, value=migration.function.function_name)
         cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
         cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
         cdk.CfnOutput(self, "ApiStage", value=STAGE)

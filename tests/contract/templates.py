@@ -46,7 +46,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "forwarder.code": "image",
         "forwarder.image": f"123456789012.dkr.ecr.eu-central-1.amazonaws.com/farcall-forwarder@sha256:{'0' * 64}",
         "queue.failover": "false",
-        "reservable_concurrency": 200,
+        "reservable_concurrency": 170,
     },
     "unverified": {"profile": "lab", "database.authorities": ""},
     "analytics": {

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from farcall_common.database_logins import connection_limit
 from farcall_common.store.model import PIECES
-from farcall_common.store.roles import connection_limit
 from farcall_infra.deployment import STACKS, stack_name
 from farcall_infra.profiles import Profile
 from tests.contract.template_text import as_text, differences, summarize
@@ -196,11 +196,27 @@ def test_the_api_leaves_database_connections_for_other_programs(aws: Templates, 
         "farcall_lambdas.handlers.reconciler.handle": 1,
     }
     limit = int(the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["max_connections"])
-    assert size.api.concurrency <= connection_limit("farcall_api", limit)
+    assert 1.5 * size.api.concurrency <= connection_limit("farcall_api", limit)
     rounds = [
         each for _, each in resources(aws, "AWS::Lambda::EventInvokeConfig") if "MaximumEventAgeInSeconds" in each
     ]
     assert [each["MaximumEventAgeInSeconds"] for each in rounds] == [60]
+
+
+def test_forwarders_of_a_rolling_deployment_fit_into_their_share_of_the_connections(aws: Templates) -> None:
+    limit = int(the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]["max_connections"])
+    (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    variables = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    service = the_one(aws, "AWS::ECS::Service")
+    most = service["DesiredCount"] * service["DeploymentConfiguration"]["MaximumPercent"] // 100
+    needed = most * int(variables["FARCALL_FORWARDER_DATABASE_CONNECTIONS"])
+    assert 0 < needed <= connection_limit("farcall_forwarder", limit)
+
+
+def test_the_database_ends_connections_of_ended_functions_within_a_minute(aws: Templates) -> None:
+    wanted = the_one(aws, "AWS::RDS::DBParameterGroup")["Parameters"]
+    idle, interval, count = (int(wanted[f"tcp_keepalives_{name}"]) for name in ("idle", "interval", "count"))
+    assert idle + interval * count <= 60
 
 
 def _reserved(templates: Templates) -> dict[str, int]:
@@ -212,7 +228,7 @@ def _reserved(templates: Templates) -> dict[str, int]:
 
 
 def test_an_account_with_too_little_concurrency_reserves_none(synthesized: Callable[[str, str], Templates]) -> None:
-    assert _reserved(synthesized("options", "own-image")) == {}  # 200 of them, for which 200 are free, and 1
+    assert _reserved(synthesized("options", "own-image")) == {}  # 176 are wanted, 170 free
 
 
 def test_a_forwarder_admits_as_many_connections_as_its_memory_holds(aws: Templates, size: Profile) -> None:
@@ -237,7 +253,7 @@ def test_the_migration_runs_again_after_a_change_of_roles_or_limits(aws: Templat
     resource = the_one(aws, "Custom::FarcallMigration")
     environment = function_of(aws, "migration_resource.handle")["Environment"]["Variables"]
     assert resource["Roles"] == environment["FARCALL_DATABASE_ROLE_SECRET_ARNS"]
-    assert resource["Connections"] == str(size.database.connections)
+    assert resource["Connections"] == str(size.database.connections) == environment["FARCALL_DATABASE_CONNECTIONS"]
 
 
 def test_scheduled_functions_are_not_retried(aws: Templates, size: Profile) -> None:
@@ -332,7 +348,6 @@ def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack:
     only_aws = {
         "AWS::EC2::EgressOnlyInternetGateway",
         "AWS::EC2::VPCCidrBlock",
-        "AWS::RDS::DBParameterGroup",
     }
     aws = {name: template for name, template in aws.items() if name != "farcall-observability"}
     assert set(localstack) == set(aws)

@@ -34,6 +34,8 @@ _SPAN: Final = re.compile(r"`([^`]+)`")
 _ASSIGNMENT: Final = re.compile(r"[A-Z][A-Z0-9_]*=.*", re.DOTALL)
 #: What ends a command in a line of the shell. No page has a semicolon.
 _ENDS: Final = frozenset({"&&", "||", "|"})
+#: Parameters of services that the command line gives a value: `aws ec2 run-instances` starts one instance.
+_GIVEN: Final = frozenset({"MinCount", "MaxCount"})
 #: Languages of blocks that are typed.
 _SHELL: Final = frozenset({"", "console", "bash", "sh"})
 
@@ -176,7 +178,7 @@ def _aws_options(words: Sequence[str], members: Mapping[str, Any], required: Seq
                 return f"{word} without a value"
             while left and not left[0].startswith("--"):
                 left.pop(0)
-    missing = [name for name in required if f"--{xform_name(name, '-')}" not in given]
+    missing = [name for name in required if f"--{xform_name(name, '-')}" not in given and name not in _GIVEN]
     return f"{xform_name(missing[0], '-')} is missing" if missing and given else ""
 
 

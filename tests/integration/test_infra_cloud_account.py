@@ -77,6 +77,7 @@ def test_a_deployment_is_read_and_destroyed_and_its_remains_are_listed(s3_server
         "storage_gib": 20,
         "is_protected": False,
         "version": "postgres 16.4",
+        "needs_restart": False,
     }
     assert (found["tasks"]["desired"], found["tasks"]["running"]) == (0, 0)
     assert found["api_problem"] == ""

@@ -97,6 +97,19 @@ def test_the_cdk_gets_the_ca_bundle_the_concurrency_and_the_full_arn_of_the_glob
     assert arguments[-2:] == ["--parameters", f"farcall-api:GlobusCredentialsArn={SECRET}"]
 
 
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_restart_that_new_settings_need_is_asked_for(
+    aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needed: bool
+) -> None:
+    install_cdk(tmp_path, monkeypatch)
+    aws.database_needs_restart = needed
+    done = invoke(aws, "deploy", "--yes")
+    assert done.exit_code == 0, done.output
+    command = "aws rds reboot-db-instance --db-instance-identifier db --region eu-central-1"
+    assert (command in done.output) is needed
+    assert ("needs a restart for its new settings" in done.output) is needed
+
+
 def test_nothing_is_deployed_if_the_ca_bundle_cannot_be_downloaded(
     aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 from botocore.exceptions import ClientError
 
+from farcall_common.database_logins import connection_limit
+from farcall_common.errors import Unavailable
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members
@@ -173,6 +179,118 @@ def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> Non
     assert "3 passed" in suite.stdout
     assert "it breaks parts of the cloud, and this one is not ours" in suite.stdout
     tier.require_healthy()
+
+
+def test_passwords_are_rotated_by_the_commands_of_the_runbook(tier: Tier) -> None:
+    """Afterwards new processes log in, with the new passwords only."""
+    data = Deployer(tier.endpoint_url).client("cloudformation").describe_stacks(StackName="farcall-data")["Stacks"][0]
+    arns = [each["OutputValue"] for each in data["Outputs"] if each["OutputKey"].startswith("Login")]
+    given = [_secret(tier, arn) for arn in arns]
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^(farcall cloud rotate .*)$", page, flags=re.MULTILINE)
+    assert len(commands) == len(arns) == 3
+    environment = {**os.environ, **tier.variables(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for command in commands:
+        subprocess.run(shlex.split(command), env=environment, check=True, timeout=WAIT_S)
+    for pid in (*_function_pids(tier, "-Api"), *tier.forwarder_pids()):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: _get(tier, "/v3/functions", tier.token)[0] == 200, "a new process of the API")
+    wait_until(lambda: _is_healthy(tier), "a new forwarder")
+    variables = tier.environment()
+    for login in given:
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(
+                host=variables["FARCALL_DATABASE_HOST"],
+                port=variables["FARCALL_DATABASE_PORT"],
+                dbname=variables["FARCALL_DATABASE_NAME"],
+                user=login["username"],
+                password=login["password"],
+            )
+
+
+def test_raised_connections_reach_the_server_with_a_restart_and_the_roles_at_once(
+    tier: Tier, assembly: Path, tmp_path: Path
+) -> None:
+    raised = shutil.copytree(
+        assembly, tmp_path / "raised", copy_function=os.link, ignore=shutil.ignore_patterns("*.zip")
+    )
+    for template in raised.glob("*.template.json"):
+        text = template.read_text(encoding="utf-8")
+        for old, new in (
+            ('"max_connections": "100"', '"max_connections": "200"'),
+            ('"FARCALL_DATABASE_CONNECTIONS": "100"', '"FARCALL_DATABASE_CONNECTIONS": "200"'),
+            ('"Connections": "100"', '"Connections": "200"'),
+        ):
+            text = text.replace(old, new)
+        template.unlink()
+        template.write_text(text, encoding="utf-8")
+    Deployer(tier.endpoint_url).deploy(raised, parameters=tier.parameters())
+    rds = Deployer(tier.endpoint_url).client("rds")
+
+    def found() -> tuple[str, str, int]:
+        """The state of the parameters, the server's connections, and the limit of the API."""
+        (instance,) = rds.describe_db_instances()["DBInstances"]
+        (group,) = instance["DBParameterGroups"]
+        variables = tier.environment()
+        credentials = _secret(tier, variables["FARCALL_DATABASE_SECRET_ARN"])
+        with psycopg.connect(
+            host=variables["FARCALL_DATABASE_HOST"],
+            port=variables["FARCALL_DATABASE_PORT"],
+            dbname=variables["FARCALL_DATABASE_NAME"],
+            user=credentials["username"],
+            password=credentials["password"],
+        ) as connection:
+            query = "SELECT current_setting('max_connections'), rolconnlimit FROM pg_roles WHERE rolname = current_user"
+            ((permitted, limit),) = connection.execute(query).fetchall()
+        return group["ParameterApplyStatus"], permitted, limit
+
+    limit = connection_limit("farcall_api", 200)
+    assert found() == ("pending-reboot", "100", limit)
+    (instance,) = rds.describe_db_instances()["DBInstances"]
+    rds.reboot_db_instance(DBInstanceIdentifier=instance["DBInstanceIdentifier"])
+    assert found() == ("in-sync", "200", limit)
+    assert _get(tier, "/v3/functions", tier.token)[0] == 200
+    Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters())
+
+
+def test_the_api_answers_again_after_the_database_was_away(tier: Tier) -> None:
+    rds = Deployer(tier.endpoint_url).client("rds")
+    (instance,) = rds.describe_db_instances()["DBInstances"]
+    named = {"DBInstanceIdentifier": instance["DBInstanceIdentifier"]}
+    assert rds.stop_db_instance(**named)["DBInstance"]["DBInstanceStatus"] == "stopping"
+    assert rds.describe_db_instances()["DBInstances"][0]["DBInstanceStatus"] == "stopped"
+    status, body = _get(tier, "/v3/functions", tier.token)
+    assert (status, body["code"]) == (503, "UNAVAILABLE")
+    with pytest.raises(ClientError, match="InvalidDBInstanceState"):
+        rds.reboot_db_instance(**named)
+    rds.start_db_instance(**named)
+    assert rds.describe_db_instances()["DBInstances"][0]["DBInstanceStatus"] == "available"
+    wait_until(lambda: _get(tier, "/v3/functions", tier.token)[0] == 200, "the API uses the database again")
+    wait_until(lambda: _is_healthy(tier), "the forwarder uses the database again")
+
+
+def _secret(tier: Tier, arn: str) -> dict[str, str]:
+    answer = Deployer(tier.endpoint_url).client("secretsmanager").get_secret_value(SecretId=arn)
+    value: dict[str, str] = json.loads(answer["SecretString"])
+    return value
+
+
+def _function_pids(tier: Tier, part: str) -> set[int]:
+    """The processes of functions with ``part`` in their names."""
+    named = f"AWS_LAMBDA_FUNCTION_NAME={tier.name}-api{part}"
+    return {
+        pid
+        for pid in group_members(tier.localstack_pid or 0)
+        if any(f"{name}={value}".startswith(named) for name, value in psutil.Process(pid).environ().items())
+    }
+
+
+def _is_healthy(tier: Tier) -> bool:
+    try:
+        tier.require_healthy()
+    except Unavailable:
+        return False
+    return bool(tier.forwarder_pids())
 
 
 def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly: Path) -> None:

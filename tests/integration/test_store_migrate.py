@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from farcall_common.store import migrate, open_records
 from farcall_common.store.model import ObjectKind, Right
 from farcall_common.task_options import TaskOptions
 from tests.integration.store_servers import execute, free_port
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -60,6 +62,22 @@ def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: s
         writer.commit()
         assert upgrade.result(timeout=WAIT_S)
     assert not migrate.upgrade(empty_database)
+
+
+def test_a_statement_ends_with_the_program_that_has_sent_it(empty_database: str) -> None:
+    """As Lambda ends a function at its time limit; the next attempt must not wait for the first one's locks."""
+    migrate.upgrade(empty_database, revision="0002")
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    program = f"from farcall_common.store import migrate; migrate.upgrade({empty_database!r})"
+    with (
+        psycopg.connect(empty_database) as reader,
+        psycopg.connect(empty_database, autocommit=True) as other,
+        subprocess.Popen([sys.executable, "-c", program]) as migrator,
+    ):
+        reader.execute("LOCK TABLE task IN ACCESS EXCLUSIVE MODE")
+        wait_until(lambda: other.execute(waits).fetchone() != (0,), "a statement of the migration waits")
+        migrator.kill()
+        wait_until(lambda: other.execute(waits).fetchone() == (0,), "the server ends the statement")
 
 
 def test_an_interrupted_index_is_rebuilt(empty_database: str) -> None:

@@ -9,15 +9,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from farcall_common.database_logins import ROLES, connection_limit
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.store import Records, open_records
 from farcall_common.store.postgres import PostgresDatabase
-from farcall_common.store.roles import connection_limit, prepare_roles
-from tests.integration.store_servers import PROGRAM_ROLES, execute
+from farcall_common.store.roles import prepare_roles
+from tests.integration.store_servers import execute
 from tests.unit.test_store_records import at, make_entry, make_function, make_task, make_task_result
 from tests.waiting import wait_until
 
-PASSWORDS = {role: f"of {role}" for role in PROGRAM_ROLES.split(",")}
+PASSWORDS = {role: f"of {role}" for role in ROLES}
 #: What the API may have where that is given by hand.
 API_CONNECTIONS = 2
 
@@ -88,8 +89,37 @@ def test_a_role_adds_to_the_audit_and_reads_it_and_only_the_reconciler_deletes(
 def test_a_role_gets_its_share_of_the_connections(urls: dict[str, str], postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         ((most,),) = connection.execute("SELECT current_setting('max_connections')::int").fetchall()
-        found = connection.execute("SELECT rolname, rolconnlimit FROM pg_roles WHERE rolname LIKE 'farcall\\_%'")
+        found = connection.execute("SELECT rolname, rolconnlimit FROM pg_roles WHERE rolname = ANY(%s)", [list(ROLES)])
         assert dict(found.fetchall()) == {role: connection_limit(role, most) for role in PASSWORDS}
+
+
+def test_limits_are_shares_of_the_wanted_number_before_the_server_takes_it(postgres_url: str) -> None:
+    """RDS changes ``max_connections`` at a restart, and nothing prepares the roles again after one."""
+    prepare_roles(postgres_url, [{"username": role, "password": "p"} for role in ROLES], max_connections=400)
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT rolname, rolconnlimit FROM pg_roles WHERE rolname = ANY(%s)", [list(ROLES)])
+        assert dict(found.fetchall()) == {role: connection_limit(role, 400) for role in ROLES}
+
+
+def test_idle_connections_of_the_api_are_ended_by_the_server_and_replaced(
+    urls: dict[str, str], postgres_url: str
+) -> None:
+    """Functions that have ended leave connections behind, and one that was frozen finds its own ended."""
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT rolname, rolconfig FROM pg_roles WHERE rolname = ANY(%s)", [list(ROLES)])
+        idle = {role: settings[0].partition("=")[2] for role, settings in found.fetchall()}
+    assert idle == {"farcall_api": "2min", "farcall_forwarder": "0", "farcall_reconciler": "0"}
+    execute(postgres_url, "ALTER ROLE farcall_api SET idle_session_timeout = '10ms'")
+    with opened(urls["farcall_api"]) as records:
+        records.database.ping()
+        wait_until(lambda: _connections(postgres_url, "farcall_api") == 0, "the server ends the connection")
+        records.database.ping()
+
+
+def _connections(postgres_url: str, role: str) -> int:
+    with psycopg.connect(postgres_url) as connection:
+        ((count,),) = connection.execute("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", [role]).fetchall()
+        return int(count)
 
 
 def test_a_burst_of_requests_leaves_the_forwarder_its_connections(urls: dict[str, str], postgres_url: str) -> None:

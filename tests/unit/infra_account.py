@@ -66,6 +66,7 @@ class FakeAws(Aws):
     database_status: str = "available"
     database_version: str = "17.6"
     storage_gib: int = 20
+    database_needs_restart: bool = False
     firing: tuple[str, ...] = ()
     stacks: dict[str, Stack] = dataclasses.field(
         default_factory=lambda: {
@@ -142,6 +143,7 @@ class FakeAws(Aws):
             self.storage_gib,
             is_protected="database unprotected" not in self.changes,
             version=f"postgres {self.database_version}",
+            needs_restart=self.database_needs_restart,
         )
 
     def queue(self, identifier: str) -> Queue:

@@ -82,6 +82,14 @@ def test_required_forwarders_suffice_and_one_fewer_does_not(size: Deployment, in
     assert fullest(count) <= 0.8 < fullest(count - 1)
 
 
+def test_forwarders_that_a_load_needs_have_database_connections(size: Deployment, inputs: Inputs) -> None:
+    load = Load(100_000, 0)
+    found = {use.resource: use for use in uses(load, size, inputs)}["database's connections"]
+    count = forwarders_needed(load, size, inputs)
+    assert (count - 1) * size.forwarder_connections < found.used <= count * size.forwarder_connections
+    assert (found.share > 1, found.available) == (True, 117)
+
+
 # -- a reconnect storm -------------------------------------------------------------------------------------------------
 
 

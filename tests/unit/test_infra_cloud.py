@@ -89,7 +89,7 @@ def test_a_ready_account_passes_all_checks(profile: str) -> None:
         (FakeAws(bootstrap=None), "bootstrap", Outcome.FAILED, "farcall cloud bootstrap --region eu-central-1"),
         (FakeAws(bootstrap=3), "bootstrap", Outcome.FAILED, "older than"),
         (FakeAws(concurrency=10), "Lambda concurrency", Outcome.WARNING, "Service Quotas"),
-        (FakeAws(concurrency=150), "Lambda concurrency", Outcome.WARNING, "too few to reserve any"),
+        (FakeAws(concurrency=140), "Lambda concurrency", Outcome.WARNING, "too few to reserve any"),
         (FakeAws(quotas=0.25), "Fargate vCPU", Outcome.FAILED, "0.25 allowed, 0.5 needed"),
         (FakeAws(quotas=None), "Fargate vCPU", Outcome.WARNING, "does not report its limit"),
         (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 in use"),

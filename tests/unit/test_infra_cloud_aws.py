@@ -3,6 +3,7 @@ answers that AWS's own service models do not allow."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import io
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Qu
 from farcall_infra.cloud.aws import Aws, connect
 from farcall_infra.cloud.errors import AwsRefused, CredentialsMissing, DeploymentFailed
 
+SECRET = "arn:aws:secretsmanager:eu-central-1:123456789012:secret:login-AbCdEf"
 Stub = Callable[[str], Stubber]
 
 
@@ -180,12 +182,16 @@ def test_resources_tasks_alarms_and_databases(account: _Account) -> None:
         "Engine": "postgres",
         "EngineVersion": "16.9",
     }
-    rds.add_response("describe_db_instances", {"DBInstances": [instance]}, {"DBInstanceIdentifier": "db"})
+    groups = [{"DBParameterGroupName": "ours", "ParameterApplyStatus": "pending-reboot"}]
+    for found in (instance, {**instance, "DBParameterGroups": groups}):
+        rds.add_response("describe_db_instances", {"DBInstances": [found]}, {"DBInstanceIdentifier": "db"})
     rds.add_client_error("describe_db_instances", "DBInstanceNotFound")
     assert account.aws.resources("farcall-data") == [Resource("AWS::S3::Bucket", "bucket")]
     assert account.aws.tasks(arn) == Tasks(2, running=1, may_sleep=True, last_event="unable to place a task")
     assert account.aws.alarms(["farcall-api-errors"]) == {"farcall-api-errors": "ALARM"}
-    assert account.aws.database("db") == Database("available", 20, is_protected=True, version="postgres 16.9")
+    database = Database("available", 20, is_protected=True, version="postgres 16.9")
+    assert account.aws.database("db") == database
+    assert account.aws.database("db") == dataclasses.replace(database, needs_restart=True)
     assert account.aws.database("db") is None
 
 
@@ -281,6 +287,23 @@ def test_a_function_is_invoked_and_its_failure_is_an_error(account: _Account) ->
     assert account.aws.invoke("keeper", {"action": "start"}) == {"status": "creating"}
     with pytest.raises(Unavailable, match="keeper failed: ElastiCache refuses"):
         account.aws.invoke("keeper", {"action": "start"})
+
+
+def test_a_value_of_a_secret_is_added_and_then_made_the_current_one(account: _Account) -> None:
+    stub, secret = account.stub("secretsmanager"), {"SecretId": SECRET}
+    old, new = "1" * 32, "2" * 32
+    stub.add_response(
+        "get_secret_value",
+        {"SecretString": '{"username": "farcall_api"}', "VersionId": old},
+        {**secret, "VersionStage": "AWSCURRENT"},
+    )
+    added = {**secret, "SecretString": '{"username": "farcall_api_b"}', "VersionStages": ["AWSPENDING"]}
+    stub.add_response("put_secret_value", {"VersionId": new}, added)
+    moved = {**secret, "VersionStage": "AWSCURRENT", "MoveToVersionId": new, "RemoveFromVersionId": old}
+    stub.add_response("update_secret_version_stage", {}, moved)
+    assert account.aws.secret_value(SECRET) == ({"username": "farcall_api"}, old)
+    assert account.aws.add_pending_value(SECRET, {"username": "farcall_api_b"}) == new
+    account.aws.make_current(SECRET, new, instead_of=old)
 
 
 def test_deleting_a_cache_waits_for_its_end(account: _Account) -> None:

@@ -89,7 +89,10 @@ def test_the_error_for_an_unknown_profile_lists_the_known_ones() -> None:
         ("max_stored_bytes_per_day", "0", r"limits\.max_stored_bytes_per_day"),
         ("max_stored_bytes_per_day", "1.5e99", r"limits\.max_stored_bytes_per_day"),
         ("max_relay_bytes", str(2**48 + 1), r"limits\.max_relay_bytes"),
-        ("concurrency", "55", "leave 54 for the API"),
+        ("concurrency", "37", "are enough for 36"),
+        ("tasks", "3", "need 36 database connections during a rolling deployment, but 100 leave 27"),
+        ("database_connections", "14", "need 28 database connections"),
+        ("database_connections", "1", "forwarder.database_connections"),
     ],
 )
 def test_the_error_for_an_invalid_value_names_it(tmp_path: Path, key: str, value: str, problem: str) -> None:
@@ -101,7 +104,7 @@ def test_a_budget_of_zero_is_no_budget() -> None:
     assert load_profile("lab", overrides={"budget.monthly_usd": "0"}).budget.monthly_usd == 0
 
 
-@pytest.mark.parametrize(("reservable", "reserved"), [(None, 50), (61, 50), (60, 0), (0, 0)])
+@pytest.mark.parametrize(("reservable", "reserved"), [(None, 36), (47, 36), (46, 0), (0, 0)])
 def test_concurrency_is_reserved_where_the_account_has_enough(reservable: int | None, reserved: int) -> None:
     context = {} if reservable is None else {"reservable_concurrency": str(reservable)}
     deployment = deployment_from_context(context)

@@ -22,6 +22,10 @@ _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120
 _LOCK_RETRY_S: Final = 0.2
 
+#: A statement ends soon after the program that has sent it: Lambda ends a migration at its time limit, and what went on
+#: would hold locks.
+_OPTIONS: Final = "-c client_connection_check_interval=5s"
+
 
 def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
     """Apply the missing revisions, as far as ``revision``, under an advisory lock. Returns whether there were any.
@@ -77,7 +81,9 @@ def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:
 
 
 def _apply(database_url: str, revision: str) -> None:
-    engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database_url), poolclass=NullPool)
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(database_url, options=_OPTIONS), poolclass=NullPool
+    )
     with engine.connect() as connection:
         config = _config()
         config.attributes["connection"] = connection

@@ -19,8 +19,8 @@ from psycopg_pool import ConnectionPool, PoolTimeout
 
 from farcall_common.errors import Conflict, DatabaseUntrusted, InvalidRequest, Unavailable
 
-#: Detection of a lost server, in milliseconds or seconds.
-_SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10, "tcp_user_timeout": 30_000}
+#: Detection of a lost server, in seconds.
+_SOCKET: Final = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 10}
 
 #: How long a connection that worked is lent again without a check, in seconds.
 _TRUSTED_S: Final = 5.0
@@ -81,7 +81,10 @@ class _Refused(PoolTimeout):
 
 
 class _Connection(psycopg.Connection[DictRow]):
-    """A connection that knows when it last worked, in monotonic seconds, and how its statements are planned."""
+    """A connection that knows when it last worked, and how its statements are planned.
+
+    The time is that of the wall clock: the monotonic one stands still while Lambda has frozen the process.
+    """
 
     used_at = 0.0
     by_keys = False
@@ -133,6 +136,7 @@ class PostgresDatabase:
     :param conninfo: a libpq connection string or URL, or its source.
     :param min_connections: kept open while idle.
     :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
+    :param silence_s: a connection is lost if the server's machine acknowledges nothing for so long.
     :param refused_s: for so long after the server has refused a connection because there are too many, none is tried
         again: each attempt costs the server a process and the check of a password.
     """
@@ -144,6 +148,7 @@ class PostgresDatabase:
         min_connections: int = 1,
         max_connections: int = 4,
         timeout_s: float = 10.0,
+        silence_s: float = 30.0,
         refused_s: float = 1.0,
     ) -> None:
         self._attempts = _Attempts(refused_s)
@@ -158,6 +163,7 @@ class PostgresDatabase:
             connection_class=_Connection,
             kwargs={
                 **_SOCKET,
+                "tcp_user_timeout": int(silence_s * 1000),
                 "options": f"{_PLANNER} {_TIMEOUT}",
                 "autocommit": True,
                 "row_factory": dict_row,
@@ -218,7 +224,7 @@ class PostgresDatabase:
                             self._first(connection)
                         yield connection
                         self._last(connection)
-                connection.used_at = time.monotonic()
+                connection.used_at = time.time()
         except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
             cause = self._attempts.failure if isinstance(error, PoolTimeout) else None
             raise unavailable(error, cause=cause, refused=isinstance(error, _Refused)) from error
@@ -292,7 +298,7 @@ def _check(connection: _Connection) -> None:
     """
     readable = select.poll()
     readable.register(connection.fileno(), select.POLLIN)
-    if readable.poll(0) or time.monotonic() - connection.used_at > _TRUSTED_S:
+    if readable.poll(0) or abs(time.time() - connection.used_at) > _TRUSTED_S:
         ConnectionPool.check_connection(connection)
 
 

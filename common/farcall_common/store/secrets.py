@@ -61,7 +61,22 @@ class Secret:
         return self._value
 
 
-def _fetch(arn: str) -> Mapping[str, Any]:
+def read_pending(arn: str) -> Mapping[str, Any] | None:
+    """The value of a secret that a rotation is about to make the current one, or None.
+
+    :raises Unavailable: when it cannot be read.
+    """
+    try:
+        return _fetch(arn, stage="AWSPENDING")
+    except _NoValue:
+        return None
+
+
+class _NoValue(Unavailable):
+    """There is no such secret, or it has no value at that stage."""
+
+
+def _fetch(arn: str, *, stage: str = "AWSCURRENT") -> Mapping[str, Any]:
     # Imported here because a deployment without secrets has no need of boto3, which is slow to import.
     import boto3
     from botocore.config import Config
@@ -73,9 +88,10 @@ def _fetch(arn: str) -> Mapping[str, Any]:
     except BotoCoreError as error:  # no region, a profile that does not exist
         raise Unavailable(f"the secret {arn} cannot be read: {error}") from error
     try:
-        answer = client.get_secret_value(SecretId=arn)
+        answer = client.get_secret_value(SecretId=arn, VersionStage=stage)
     except ClientError as error:
-        raise Unavailable(f"the secret {arn} cannot be read: {error}") from error
+        kind = _NoValue if error.response["Error"]["Code"] == "ResourceNotFoundException" else Unavailable
+        raise kind(f"the secret {arn} cannot be read: {error}") from error
     except BotoCoreError as error:
         host = client.meta.endpoint_url.partition("://")[2]
         _logger.error("Secrets Manager cannot be reached", extra={"host": host, "addresses": _addresses(host)})

@@ -7,6 +7,7 @@ variable                                        meaning
 ``FARCALL_DATABASE_HOST`` ``_PORT`` ``_NAME``   the database's address,
 ``FARCALL_DATABASE_SECRET_ARN``                 and a secret with ``{"username": …, "password": …}``
 ``FARCALL_DATABASE_ROLE_SECRET_ARNS``           for the migrator: such secrets of the programs, with commas
+``FARCALL_DATABASE_CONNECTIONS``                for the migrator: connections that the programs share
 ``FARCALL_DATABASE_AUTHORITIES``                a PEM file: the database's certificate must be signed by one of them
                                                 and be for its host; a relative path begins where the code is
 ``FARCALL_QUEUE_URL``                           ``redis://host:port/0``, ``rediss://…`` with TLS; or instead of it:
@@ -37,7 +38,7 @@ from farcall_common.store.functions_postgres import PostgresFunctions
 from farcall_common.store.ports import Blobs, Queue, Records
 from farcall_common.store.postgres import ConnectionString, PostgresDatabase
 from farcall_common.store.queue_valkey import ValkeyQueue
-from farcall_common.store.secrets import Secret
+from farcall_common.store.secrets import Secret, read_pending
 from farcall_common.store.shares_postgres import PostgresShares
 from farcall_common.store.tasks_postgres import PostgresTasks
 from farcall_common.store.tickets import Tickets
@@ -173,12 +174,21 @@ class Stores(Records):
 
 
 def open_records(
-    conninfo: str | ConnectionString, *, min_connections: int = 1, max_connections: int = 4, timeout_s: float = 10.0
+    conninfo: str | ConnectionString,
+    *,
+    min_connections: int = 1,
+    max_connections: int = 4,
+    timeout_s: float = 10.0,
+    silence_s: float = 30.0,
 ) -> Records:
     """The records in a PostgreSQL database; parameters as of
     :class:`~farcall_common.store.postgres.PostgresDatabase`."""
     database = PostgresDatabase(
-        conninfo, min_connections=min_connections, max_connections=max_connections, timeout_s=timeout_s
+        conninfo,
+        min_connections=min_connections,
+        max_connections=max_connections,
+        timeout_s=timeout_s,
+        silence_s=silence_s,
     )
     return Records(
         database,
@@ -193,18 +203,21 @@ def open_records(
     )
 
 
-def open_stores(settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0) -> Stores:
+def open_stores(
+    settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0, silence_s: float = 30.0
+) -> Stores:
     """Connect to the stores. They may be unavailable: calls raise Unavailable until they answer.
 
     :param max_connections: to the database; a Lambda environment needs one.
     :param connection_wait_s: how long a call waits for one of them before it is Unavailable.
+    :param silence_s: how long a call waits for a sign of life from the database before it is Unavailable.
     :raises ConfigurationError: when the ticket key is too short.
     :raises Unavailable: when a secret cannot be read.
     """
     tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
     source = settings.database.source()
     source(False)  # fails now if the secret cannot be read
-    records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s)
+    records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s, silence_s=silence_s)
     return Stores(
         **vars(records),
         queue=ValkeyQueue(settings.queue_url),
@@ -251,9 +264,22 @@ def _ticket_key(arn: str) -> Callable[[], str]:
 
 
 def read_roles(environ: Mapping[str, str]) -> Sequence[Mapping[str, str]]:
-    """User names and passwords of the programs' database roles, if configured.
+    """User names and passwords of the programs' database logins, if configured. During a rotation, a program has two:
+    first the one that is about to be the current one.
 
     :raises Unavailable: when one of the secrets cannot be read.
     """
-    arns = environ.get("FARCALL_DATABASE_ROLE_SECRET_ARNS", "").split(",")
-    return [Secret(arn.strip()).read() for arn in arns if arn.strip()]
+    arns = [arn.strip() for arn in environ.get("FARCALL_DATABASE_ROLE_SECRET_ARNS", "").split(",") if arn.strip()]
+    pending = [read_pending(arn) for arn in arns]
+    return [value for value in pending if value] + [Secret(arn).read() for arn in arns]
+
+
+def read_connections(environ: Mapping[str, str]) -> int | None:
+    """The number of connections that the programs' roles share, if configured.
+
+    :raises ConfigurationError: if it is no number.
+    """
+    text = environ.get("FARCALL_DATABASE_CONNECTIONS", "")
+    if text and not (text.isascii() and text.isdigit()):
+        raise ConfigurationError(f"FARCALL_DATABASE_CONNECTIONS is {text!r}; expected a number")
+    return int(text) if text else None

@@ -51,12 +51,13 @@ class Tasks:
 @dataclasses.dataclass(frozen=True)
 class Database:
     """A database instance. ``storage_gib`` is the size of its disk, and the largest billed size of its final
-    snapshot."""
+    snapshot. With ``needs_restart``, its parameter group has values that the server takes only at a restart."""
 
     status: str
     storage_gib: int
     is_protected: bool
     version: str = ""
+    needs_restart: bool = False
 
     @property
     def major_version(self) -> str:

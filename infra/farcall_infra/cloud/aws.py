@@ -72,6 +72,8 @@ _NO_LOGIN: Final = (
 _ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # AWS documents the first
 _NO_QUOTA: Final = ("NoSuchResourceException",)
 _NO_CACHE: Final = ("ServerlessCacheNotFoundFault",)
+_PENDING: Final = "AWSPENDING"
+_CURRENT: Final = "AWSCURRENT"
 _BOOTSTRAP: Final = "/cdk-bootstrap/hnb659fds/version"
 
 
@@ -164,6 +166,12 @@ class Aws:
         answer = _unless(("ResourceNotFoundException",), call)
         return None if answer is None else str(answer["ARN"])
 
+    def secret_value(self, secret: str) -> tuple[Mapping[str, str], str]:
+        """The current value of a secret, and the id of its version."""
+        with _translated():
+            answer = self._client("secretsmanager").get_secret_value(SecretId=secret, VersionStage=_CURRENT)
+        return json.loads(answer["SecretString"]), str(answer["VersionId"])
+
     # -- queries about a deployment ------------------------------------------------------------------------------------
 
     def stack(self, name: str) -> Stack | None:
@@ -224,7 +232,15 @@ class Aws:
             return None
         found = answer["DBInstances"][0]
         version = f"{found['Engine']} {found['EngineVersion']}"
-        return Database(found["DBInstanceStatus"], found["AllocatedStorage"], found["DeletionProtection"], version)
+        return Database(
+            found["DBInstanceStatus"],
+            found["AllocatedStorage"],
+            found["DeletionProtection"],
+            version,
+            needs_restart=any(
+                group.get("ParameterApplyStatus") == "pending-reboot" for group in found.get("DBParameterGroups", [])
+            ),
+        )
 
     def queue(self, identifier: str) -> Queue:
         """The replication group of that name."""
@@ -330,6 +346,24 @@ class Aws:
         with _translated():
             self._client("cloudformation").update_termination_protection(
                 StackName=name, EnableTerminationProtection=False
+            )
+
+    def add_pending_value(self, secret: str, value: Mapping[str, str]) -> str:
+        """Add a value to a secret without making it the current one. Returns the id of its version."""
+        with _translated():
+            answer = self._client("secretsmanager").put_secret_value(
+                SecretId=secret, SecretString=json.dumps(value), VersionStages=[_PENDING]
+            )
+        return str(answer["VersionId"])
+
+    def make_current(self, secret: str, version: str, *, instead_of: str) -> None:
+        """Make a pending version of a secret the current one.
+
+        :raises Unavailable: if ``instead_of`` is not the current one any more.
+        """
+        with _translated():
+            self._client("secretsmanager").update_secret_version_stage(
+                SecretId=secret, VersionStage=_CURRENT, MoveToVersionId=version, RemoveFromVersionId=instead_of
             )
 
     def invoke(self, function: str, event: Mapping[str, str]) -> Mapping[str, str]:

@@ -39,6 +39,7 @@ from farcall_infra.cloud.lifecycle import (
     is_unfinished,
     require_changeable,
 )
+from farcall_infra.cloud.rotation import Program, rotate
 from farcall_infra.cloud.settings import changes, deployed_settings, require_possible
 from farcall_infra.cloud.show import (
     echo,
@@ -286,6 +287,13 @@ def deploy(
             delete_stack(aws, stacks["analytics"], echo=echo)
     if _run_cdk(environment.tools(), cdk_arguments(arguments, name, parameters), aws.region) != 0:
         raise _failure(aws, name)
+    for instance in created_resources(aws, aws.stack(stack_name(name, "data")), "AWS::RDS::DBInstance"):
+        deployed = aws.database(instance)
+        if deployed and deployed.needs_restart:
+            echo(
+                "The database takes its new settings at a restart. Restart it now, which takes about a minute:"
+                f" `aws rds reboot-db-instance --db-instance-identifier {instance} --region {aws.region}`"
+            )
     show_status(name, read_status(aws, name, now=dt.datetime.now(dt.UTC), probe=environment.probe))
 
 
@@ -334,6 +342,20 @@ def analytics(
         typer.echo(json.dumps(dataclasses.asdict(storage), indent=2))
     else:
         show_storage(storage)
+
+
+@app.command(name="rotate")
+def rotate_command(
+    ctx: typer.Context,
+    program: Annotated[Program, typer.Argument(metavar="PROGRAM", help="api, forwarder or reconciler.")],
+    name: NameOption = "farcall",
+    region: RegionOption = None,
+) -> None:
+    """Replace the password with which a program logs in to the database.
+
+    Nothing is interrupted, and the old password is refused at the end. Run the command again if it fails.
+    """
+    rotate(ctx.ensure_object(CloudEnvironment).account(region), name, program, echo=echo)
 
 
 @app.command(name="destroy")

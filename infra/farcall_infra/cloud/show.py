@@ -159,6 +159,8 @@ def _lines(status: Status) -> list[tuple[str, str]]:
         text = f"{status.database.status}, {status.database.version}"
         if free := status.measured.get("database_free_bytes"):
             text += f", {free.value / _GIB:.1f} of {status.database.storage_gib} GiB free"
+        if status.database.needs_restart:
+            text += ", needs a restart for its new settings"
         lines.append(("Database", text))
     if status.queue:
         text = f"{status.queue.status}, {len(status.queue.nodes)} nodes"

@@ -169,6 +169,7 @@ class ForwarderService(Construct):
                 "FARCALL_FORWARDER_HEALTH_PORT": str(size.health_port),
                 "FARCALL_FORWARDER_DRAIN_S": str(_DRAIN_S),
                 "FARCALL_FORWARDER_CONNECTIONS": str(size.connections),
+                "FARCALL_FORWARDER_DATABASE_CONNECTIONS": str(size.database_connections),
                 **deployment.profile.limits.forwarder_environment(),
                 **(_behind(balancer, size) if balancer else {}),
             },

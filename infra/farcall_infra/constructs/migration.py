@@ -39,6 +39,7 @@ class Migration(Construct):
             retried=False,  # CloudFormation has its answer, and may already be rolling back
         )
         database.grant_migrator(migrator.role)
+        self.function = migrator.function
         resource = cdk.CustomResource(
             self,
             "Run",

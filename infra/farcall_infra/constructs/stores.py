@@ -27,6 +27,8 @@ PROGRAMS: Final = ("api", "reconciler", "forwarder")
 _PIECES: Final = "piece/"
 _MASTER = "farcall"
 _PASSWORD_LENGTH = 40
+# Lambda ends frozen functions without closing their connections: the server finds out within a minute, not in six.
+_KEEPALIVES = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
 _VERSIONS = {"16": rds.PostgresEngineVersion.VER_16, "17": rds.PostgresEngineVersion.VER_17}
 
 
@@ -51,10 +53,19 @@ class Database(Construct):
         super().__init__(scope, construct_id)
         self._tls = tls
         self._verified = verified
+        self._connections = size.connections
         engine = rds.DatabaseInstanceEngine.postgres(version=_VERSIONS[size.version])
-        # The first is also RDS's default, but a default can change and this must not.
-        wanted = {"rds.force_ssl": "1", "max_connections": str(size.connections)}
-        parameters = rds.ParameterGroup(self, "Parameters", engine=engine, parameters=wanted) if tls else None
+        parameters = rds.ParameterGroup(
+            self,
+            "Parameters",
+            engine=engine,
+            parameters={
+                # Also RDS's default, but a default can change and this must not.
+                **({"rds.force_ssl": "1"} if tls else {}),
+                "max_connections": str(size.connections),
+                **_KEEPALIVES,
+            },
+        )
         shared: dict[str, Any] = {
             "engine": engine,
             "parameter_group": parameters,
@@ -140,7 +151,7 @@ class Database(Construct):
             secret,
             "SMG4",
             "Rotation runs a function in the VPC that calls services over IPv4, which nothing here can (there is no "
-            "NAT). Every migration sets the password that the secret has; docs/operations.md says how to replace it.",
+            "NAT). `farcall cloud rotate` replaces the password.",
         )
         return secret
 
@@ -149,16 +160,23 @@ class Database(Construct):
         return self._address() | {"FARCALL_DATABASE_SECRET_ARN": self._logins[program].secret_arn}
 
     def migrator_environment(self) -> dict[str, str]:
-        """Variables with the database's address, the master user's secret, and the secrets of the roles."""
+        """Variables with the database's address, the master user's secret, the secrets of the roles, and the number of
+        connections that they share."""
         return self._address() | {
             "FARCALL_DATABASE_SECRET_ARN": self._secret.secret_arn,
             "FARCALL_DATABASE_ROLE_SECRET_ARNS": self.role_secret_arns,
+            "FARCALL_DATABASE_CONNECTIONS": str(self._connections),
         }
 
     @property
+    def login_arns(self) -> dict[str, str]:
+        """The secret of each program's login."""
+        return {program: login.secret_arn for program, login in self._logins.items()}
+
+    @property
     def role_secret_arns(self) -> str:
-        """The secrets of the roles, separated by commas."""
-        return cdk.Fn.join(",", [login.secret_arn for login in self._logins.values()])
+        """The secrets of the logins, separated by commas."""
+        return cdk.Fn.join(",", list(self.login_arns.values()))
 
     def _address(self) -> dict[str, str]:
         """Variables with the address. The client requires TLS if the target has it, and checks the certificate if it

@@ -1,5 +1,7 @@
 """The database migrator as a CloudFormation custom resource: run it, then send CloudFormation the result.
 
+An event without a request of CloudFormation also runs the migrator: a rotation of passwords sends one.
+
 CloudFormation waits for an answer at a pre-signed URL, and waits long if none arrives; so every path through
 :func:`handle` sends exactly one. Lambda kills a function at its timeout without notice: shortly before that, this
 module reports a running migration as failed. Runs inside the ``lambdas`` bundle.
@@ -20,8 +22,11 @@ _RESERVE_S = 15.0
 _REASON_LIMIT = 1000  # characters; CloudFormation refuses answers above 4096 bytes
 
 
-def handle(event: dict[str, Any], context: Any) -> None:
-    """Migrate on create and update; on delete do nothing."""
+def handle(event: dict[str, Any], context: Any) -> dict[str, Any] | None:
+    """Migrate on create and update; on delete do nothing. Only an event that is no request of CloudFormation has an
+    answer: the migrator's."""
+    if "RequestType" not in event:
+        return migrator.handle(event, context)
     answer = _Answer(event, log=context.log_stream_name)
     timer = threading.Timer(
         max(0.0, context.get_remaining_time_in_millis() / 1000 - _RESERVE_S),
@@ -40,6 +45,7 @@ def handle(event: dict[str, Any], context: Any) -> None:
         answer.send("SUCCESS", "")
     finally:
         timer.cancel()
+    return None
 
 
 class _Answer:

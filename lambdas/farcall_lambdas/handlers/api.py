@@ -14,6 +14,7 @@ from farcall_common.errors import FarcallError
 from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.app import Application
 from farcall_lambdas.fleet import EcsFleet
+from farcall_lambdas.handlers import SILENCE_S
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.logs import configure
 from farcall_lambdas.settings import ApiSettings
@@ -43,7 +44,10 @@ def _application() -> Application:
 @functools.cache
 def _stores() -> Stores:
     return open_stores(
-        StoreSettings.from_environment(os.environ), max_connections=1, connection_wait_s=_CONNECTION_WAIT_S
+        StoreSettings.from_environment(os.environ),
+        max_connections=1,
+        connection_wait_s=_CONNECTION_WAIT_S,
+        silence_s=SILENCE_S,
     )
 
 

@@ -17,7 +17,7 @@ from farcall_common.errors import FarcallError
 from farcall_common.store import DatabaseSettings
 from farcall_common.store.migrate import HEAD, upgrade
 from farcall_common.store.roles import prepare_roles
-from farcall_common.store.settings import read_roles
+from farcall_common.store.settings import read_connections, read_roles
 from farcall_lambdas.logs import configure, logger
 
 
@@ -34,9 +34,10 @@ def migrate(environ: Mapping[str, str]) -> dict[str, Any]:
     configure(environ.get("FARCALL_LOG_LEVEL", "INFO"))
     database = DatabaseSettings.from_environment(environ).conninfo()
     changed = upgrade(database)
-    roles = read_roles(environ)
-    prepare_roles(database, roles)
-    logger.info("database is up to date", revision=HEAD, changed=changed, roles=[role["username"] for role in roles])
+    credentials = read_roles(environ)
+    prepare_roles(database, credentials, max_connections=read_connections(environ))
+    logins = sorted({each["username"] for each in credentials})
+    logger.info("database is up to date", revision=HEAD, changed=changed, logins=logins)
     return {"revision": HEAD, "changed": changed}
 
 

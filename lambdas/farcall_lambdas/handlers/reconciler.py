@@ -10,8 +10,9 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from farcall_common.store import StoreSettings, open_stores
+from farcall_common.store import Stores, StoreSettings, open_stores
 from farcall_lambdas.fleet import EcsFleet
+from farcall_lambdas.handlers import SILENCE_S
 from farcall_lambdas.logs import configure
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
@@ -26,6 +27,10 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, int]: 
 @functools.cache
 def _services() -> Services:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
-    stores = open_stores(StoreSettings.from_environment(os.environ), max_connections=1)
     fleet = EcsFleet.from_environment(os.environ)
-    return Services.over(stores, ApiSettings.from_environment(os.environ), fleet=fleet)
+    return Services.over(_stores(), ApiSettings.from_environment(os.environ), fleet=fleet)
+
+
+@functools.cache
+def _stores() -> Stores:
+    return open_stores(StoreSettings.from_environment(os.environ), max_connections=1, silence_s=SILENCE_S)

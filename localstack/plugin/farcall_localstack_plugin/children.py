@@ -44,6 +44,8 @@ class Child:
         self._process = spawn()
         self._stop_signal = stop_signal
         self._stopping = threading.Event()
+        self._released = threading.Event()
+        self._released.set()
         self._restart_lock = threading.Lock()
 
     @property
@@ -66,10 +68,26 @@ class Child:
         while True:
             self._process.wait()
             self._stopping.wait(_RESTART_INTERVAL_S)
+            self._released.wait()
             with self._restart_lock:
                 if self._stopping.is_set() or _ended.is_set():
                     return
                 self._process = self._spawn()
+
+    def hold(self) -> None:
+        """End the process; :meth:`release` starts it again."""
+        self._released.clear()
+        self._process.send_signal(self._stop_signal)
+        self._process.wait()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether :meth:`hold` has ended the process."""
+        return not self._released.is_set()
+
+    def release(self) -> None:
+        """Let :meth:`keep` start the process again."""
+        self._released.set()
 
     def require_alive(self) -> None:
         """:raises ChildDied: if the process has ended."""
@@ -83,6 +101,7 @@ class Child:
         """Terminate the process, and kill it after a time limit."""
         with self._restart_lock:
             self._stopping.set()
+        self._released.set()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(self._stop_signal)
         try:

@@ -1,16 +1,19 @@
-"""Database instances and snapshots of RDS: running PostgreSQL servers, and dumps of their databases."""
+"""Database instances, parameter groups and snapshots of RDS: running PostgreSQL servers, files of their parameters, and
+dumps of their databases."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farcall_localstack_plugin.engines import HOST
+from farcall_localstack_plugin.children import Child
+from farcall_localstack_plugin.engines import HOST, wait_for_restart, write_parameters
 from farcall_localstack_plugin.settings import settings
 
 Tags = Sequence[Mapping[str, str]]
@@ -21,6 +24,8 @@ class Instance:
     """A PostgreSQL at ``port``; ``model`` has the current properties of its resource."""
 
     identifier: str
+    server: Child
+    parameter_file: Path
     port: int
     user: str
     password: str
@@ -42,6 +47,38 @@ class Instance:
         tags: Tags = self.model.get("Tags", [])
         return tags
 
+    @property
+    def parameter_group(self) -> str:
+        """The name of its parameter group; empty for RDS's default."""
+        return str(self.model.get("DBParameterGroupName", ""))
+
+    @property
+    def needs_restart(self) -> bool:
+        """Whether a parameter has a new value that the server takes only at a restart."""
+        pending = "SELECT count(*) FROM pg_settings WHERE pending_restart"
+        return _run("psql", self, "--no-align", "--tuples-only", "--command", pending).strip() != "0"
+
+    def take_parameters(self) -> None:
+        """Give the server the parameters of its group. It takes the static ones at its next restart."""
+        write_parameters(self.parameter_file, parameter_groups.get(self.parameter_group, {}))
+        if not self.is_stopped:
+            os.kill(self.server.pid, signal.SIGHUP)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether :meth:`stop` has ended the server."""
+        return self.server.is_held
+
+    def stop(self) -> None:
+        """End the server, with its connections; its data stays."""
+        self.server.hold()
+
+    def start(self) -> None:
+        """Start the server again; returns when it accepts connections."""
+        before = self.server.pid
+        self.server.release()
+        wait_for_restart(self.server, self.port, settings=settings(), before=before)
+
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
@@ -57,6 +94,8 @@ class Snapshot:
     file: Path
 
 
+#: Parameters, by the name of their group.
+parameter_groups: dict[str, Mapping[str, str]] = {}
 #: Running instances, by identifier.
 databases: dict[str, Instance] = {}
 #: Snapshots taken since LocalStack started, by identifier.
@@ -102,8 +141,8 @@ def delete_snapshot(identifier: str) -> Snapshot:
     return snapshot
 
 
-def _run(program: str, instance: Instance, *arguments: str) -> None:
-    subprocess.run(
+def _run(program: str, instance: Instance, *arguments: str) -> str:
+    done = subprocess.run(
         [
             settings().postgres_bin / program, "--host", HOST, "--port", str(instance.port),
             "--username", instance.user, "--dbname", instance.database, *arguments,
@@ -111,3 +150,4 @@ def _run(program: str, instance: Instance, *arguments: str) -> None:
         check=True, capture_output=True, text=True,
         env={"PATH": os.environ["PATH"], "PGPASSWORD": instance.password},
     )  # fmt: skip
+    return done.stdout

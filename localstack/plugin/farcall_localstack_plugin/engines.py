@@ -26,9 +26,10 @@ _ATTEMPTS = 3  # another process may take a free port before the server binds it
 
 
 def start_postgres(
-    name: str, *, settings: Settings, user: str, password: str, database: str | None
-) -> tuple[Child, int]:
-    """Start a new PostgreSQL cluster with that superuser and database; returns the server and its port."""
+    name: str, *, settings: Settings, user: str, password: str, database: str | None, parameters: Mapping[str, str]
+) -> tuple[Child, int, Path]:
+    """Start a new PostgreSQL cluster with that superuser, database and parameters; returns the server, its port and the
+    file of its parameters."""
     owner = children.unprivileged_user()
     root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=settings.database_directory))
     password_file = root / "password"
@@ -47,11 +48,15 @@ def start_postgres(
         check=True, capture_output=True, env=environment, user=owner, cwd=root,
     )  # fmt: skip
     password_file.unlink()
+    parameter_file = data / "parameters.conf"
+    write_parameters(parameter_file, parameters)
+    with (data / "postgresql.conf").open("a", encoding="utf-8") as configuration:
+        configuration.write(f"include '{parameter_file.name}'\n")
     server, port = _start_server(
         name,
         lambda port: [
             settings.postgres_bin / "postgres", "-D", data, "-p", str(port), "-h", HOST,
-            "-c", "unix_socket_directories=", "-c", "fsync=off", "-c", "max_connections=200",
+            "-c", "unix_socket_directories=", "-c", "fsync=off",
         ],
         settings=settings, environment=environment, cwd=root, user=owner,
         stop_signal=signal.SIGINT,  # "fast": does not wait for clients
@@ -59,7 +64,13 @@ def start_postgres(
     if database:
         _create_database(server, settings, port, user=user, password=password, database=database)
     server.keep()
-    return server, port
+    return server, port, parameter_file
+
+
+def write_parameters(file: Path, parameters: Mapping[str, str]) -> None:
+    """Write the parameters of PostgreSQL into a file, and leave out those that only RDS has."""
+    lines = [f"{name} = '{value}'\n" for name, value in parameters.items() if not name.startswith("rds.")]
+    file.write_text("".join(lines), encoding="utf-8")
 
 
 def start_valkey(name: str, *, settings: Settings) -> tuple[Child, int]:
@@ -170,6 +181,19 @@ def _wait_for_port(server: Child, port: int) -> None:
             time.sleep(_POLL_S)
         else:
             return
+
+
+def wait_for_restart(server: Child, port: int, *, settings: Settings, before: int) -> None:
+    """Wait until another process than ``before`` accepts connections to PostgreSQL at the port.
+
+    :raises ChildDied: if that takes too long.
+    """
+    program = [settings.postgres_bin / "pg_isready", "--quiet", "--host", HOST, "--port", str(port)]
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while server.pid == before or subprocess.run(program, check=False).returncode:
+        if time.monotonic() > deadline:
+            raise ChildDied(f"{server.name} does not start again: {server.log_tail()}")
+        time.sleep(_POLL_S)
 
 
 def _create_database(server: Child, settings: Settings, port: int, *, user: str, password: str, database: str) -> None:

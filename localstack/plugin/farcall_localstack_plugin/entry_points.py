@@ -74,6 +74,7 @@ class _ProviderPlugin(CloudFormationResourceProviderPlugin):
             providers.AuthorizerProvider,
             providers.CustomResourceProvider,
             providers.DBInstanceProvider,
+            providers.DBParameterGroupProvider,
             elasticache.ReplicationGroupProvider,
             ecs.ClusterProvider,
             ecs.ServiceProvider,
@@ -136,6 +137,10 @@ class TargetGroup(_ProviderPlugin):
 
 class DBInstance(_ProviderPlugin):
     name = "AWS::RDS::DBInstance"
+
+
+class DBParameterGroup(_ProviderPlugin):
+    name = "AWS::RDS::DBParameterGroup"
 
 
 class DBSubnetGroup(_ProviderPlugin):

@@ -109,6 +109,34 @@ RECORDS = {
 }
 
 
+class DBParameterGroupProvider(Provider):
+    """A parameter group. As on AWS, its instances take a changed static parameter only at their next restart."""
+
+    TYPE = "AWS::RDS::DBParameterGroup"
+    SCHEMA: Model = schema(TYPE, "DBParameterGroupName")
+
+    def create(self, request: Request) -> Event:
+        model = request.desired_state
+        model.setdefault("DBParameterGroupName", new_name(request))
+        return self._change(model)
+
+    def update(self, request: Request) -> Event:
+        return self._change(updated(request))
+
+    def delete(self, request: Request) -> Event:
+        model = current(request)
+        databases.parameter_groups.pop(model["DBParameterGroupName"], None)
+        return done(model)
+
+    def _change(self, model: Model) -> Event:
+        group = model["DBParameterGroupName"]
+        databases.parameter_groups[group] = model.get("Parameters", {})
+        for instance in databases.databases.values():
+            if instance.parameter_group == group:
+                instance.take_parameters()
+        return done(model)
+
+
 class DBInstanceProvider(Provider):
     """A PostgreSQL server with the user, password and database of the template, or of the snapshot that it names. The
     wheel has no TLS, so a relay adds it if configured. As on AWS, a protected instance is not deleted, and the deletion
@@ -130,9 +158,18 @@ class DBInstanceProvider(Provider):
         user = snapshot.user if snapshot else model["MasterUsername"]
         database = snapshot.database if snapshot else model.get("DBName")
         password = model["MasterUserPassword"]
-        server, port = start_postgres(name, settings=settings(), user=user, password=password, database=database)
+        server, port, parameter_file = start_postgres(
+            name,
+            settings=settings(),
+            user=user,
+            password=password,
+            database=database,
+            parameters=databases.parameter_groups.get(model.get("DBParameterGroupName", ""), {}),
+        )
         _servers[name] = [server]
-        instance = databases.Instance(name, port, user, password, database or "postgres", dict(model))
+        instance = databases.Instance(
+            name, server, parameter_file, port, user, password, database or "postgres", dict(model)
+        )
         if snapshot:
             try:
                 databases.restore_snapshot(snapshot, instance)
@@ -149,7 +186,14 @@ class DBInstanceProvider(Provider):
 
     def update(self, request: Request) -> Event:
         model = updated(request)
-        databases.databases[model["DBInstanceIdentifier"]].model = dict(model)
+        instance = databases.databases[model["DBInstanceIdentifier"]]
+        group, size = instance.parameter_group, instance.model.get("DBInstanceClass")
+        instance.model = dict(model)
+        if instance.parameter_group != group:
+            instance.take_parameters()
+        if instance.model.get("DBInstanceClass") != size:  # the server moves to another machine
+            instance.stop()
+            instance.start()
         return done(model)
 
     def delete(self, request: Request) -> Event:

@@ -1,5 +1,5 @@
-"""RDS API: the calls of deployments and their tests, which describe instances and snapshots, turn deletion protection
-off, and take and delete snapshots."""
+"""RDS API: the calls of deployments and their tests, which describe, restart, stop and start instances, describe
+snapshots, turn deletion protection off, and take and delete snapshots."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ class RdsApi:
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
         return {"DBInstance": _described_instance(instance, context)}
+
+    @handler("RebootDBInstance", expand=False)
+    def reboot_instance(self, context: RequestContext, request: Request) -> Request:
+        instance = _instance(request["DBInstanceIdentifier"])
+        _require(instance, stopped=False)
+        instance.stop()
+        instance.start()
+        return {"DBInstance": {**_described_instance(instance, context), "DBInstanceStatus": "rebooting"}}
+
+    @handler("StopDBInstance", expand=False)
+    def stop_instance(self, context: RequestContext, request: Request) -> Request:
+        instance = _instance(request["DBInstanceIdentifier"])
+        _require(instance, stopped=False)
+        instance.stop()
+        return {"DBInstance": {**_described_instance(instance, context), "DBInstanceStatus": "stopping"}}
+
+    @handler("StartDBInstance", expand=False)
+    def start_instance(self, context: RequestContext, request: Request) -> Request:
+        instance = _instance(request["DBInstanceIdentifier"])
+        _require(instance, stopped=True)
+        instance.start()
+        return {"DBInstance": {**_described_instance(instance, context), "DBInstanceStatus": "starting"}}
 
     @handler("CreateDBSnapshot", expand=False)
     def create_snapshot(self, context: RequestContext, request: Request) -> Request:
@@ -86,6 +108,14 @@ def _instance(identifier: str) -> Instance:
         raise CommonServiceException("DBInstanceNotFound", f"DBInstance {identifier} not found.", 404, True) from None
 
 
+def _require(instance: Instance, *, stopped: bool) -> None:
+    if instance.is_stopped is not stopped:
+        state = "stopped" if instance.is_stopped else "available"
+        raise CommonServiceException(
+            "InvalidDBInstanceState", f"Instance {instance.identifier} is in state {state}.", 400, True
+        )
+
+
 def _snapshot(identifier: str) -> Snapshot:
     try:
         return databases.snapshots[identifier]
@@ -102,7 +132,7 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "DBInstanceIdentifier": instance.identifier,
         "DBInstanceArn": f"arn:aws:rds:{context.region}:{context.account_id}:db:{instance.identifier}",
         "DBInstanceClass": instance.model.get("DBInstanceClass", ""),
-        "DBInstanceStatus": "available",
+        "DBInstanceStatus": "stopped" if instance.is_stopped else "available",
         "Engine": "postgres",
         "EngineVersion": _version(),
         "MasterUsername": instance.user,
@@ -112,7 +142,15 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "InstanceCreateTime": instance.created_at,
         "DeletionProtection": instance.is_protected,
         "TagList": list(instance.tags),
+        "DBParameterGroups": _described_parameters(instance),
     }
+
+
+def _described_parameters(instance: Instance) -> list[Request]:
+    if not instance.parameter_group or instance.is_stopped:
+        return []
+    status = "pending-reboot" if instance.needs_restart else "in-sync"
+    return [{"DBParameterGroupName": instance.parameter_group, "ParameterApplyStatus": status}]
 
 
 @functools.cache
