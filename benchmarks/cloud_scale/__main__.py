@@ -41,10 +41,6 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
         "a CURVE connection and its session",
         "more or larger forwarders: `-c forwarder.memory_mib=…`",
     ),
-    "load balancer's ports": (
-        "it has this many ports per forwarder, because it does not preserve client addresses",
-        "more forwarders, needed long before",
-    ),
     "database's commits": (
         "each forwarder records presence twice a second, and results in batches; each commit reaches the disk",
         "a volume with more IOPS; beyond that, cells",
