@@ -197,6 +197,7 @@ def _described_service(service: RunningService, *, tagged: bool = False) -> Requ
 
 def _described_task(task: Task) -> Request:
     container: Request = {"name": task.container, "taskArn": _task_arn(task), "lastStatus": task.status}
+    container["healthStatus"] = task.health
     if task.exit_code is not None:
         container["exitCode"] = task.exit_code
     described = {
@@ -205,6 +206,7 @@ def _described_task(task: Task) -> Request:
         "taskDefinitionArn": task.definition,
         "group": f"service:{_name(task.service)}",
         "launchType": "FARGATE",
+        "healthStatus": task.health,
         "lastStatus": task.status,
         "desiredStatus": "STOPPED" if task.stopped_at else "RUNNING",
         "createdAt": task.created_at,
