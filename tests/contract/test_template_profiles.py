@@ -394,6 +394,7 @@ def test_functions_may_scale_forwarders_that_sleep_and_nothing_else(aws: Templat
         "FARCALL_FLEET_SERVICE": the_one(aws, "AWS::ECS::Service")["ServiceName"],
         "FARCALL_FLEET_TASKS": str(size.forwarder.tasks),
         "FARCALL_FLEET_IDLE_S": str(60 * size.forwarder.idle_minutes),
+        "FARCALL_FLEET_SPOT": "true" if size.forwarder.spot else "",
     }
     assert environment["api"] == environment["reconciler"] == (expected if size.forwarder.sleeps else {})
     assert not environment["authorizer"]
