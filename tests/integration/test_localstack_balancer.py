@@ -169,7 +169,7 @@ def test_an_unhealthy_target_gets_no_peers_and_keeps_its_own_only_by_an_attribut
         first, second = balancer.add(), balancer.add()
         at_first, at_second = balancer.peer_at(first), balancer.peer_at(second)
         first.status = HTTPStatus.SERVICE_UNAVAILABLE
-        wait_until(lambda: balancer.lost == [first.port], "ECS is told")
+        wait_until(lambda: balancer.lost == [first.port], "the target is reported as unhealthy")
         if keeps:
             assert at_first.is_connected
         else:

@@ -251,6 +251,18 @@ def _interrupt(tier: Tier) -> None:
     wait_until(tier.forwarder_pids, "another task runs")
 
 
+def _hang(tier: Tier) -> None:
+    """Suspend the one forwarder, and wait until another one has replaced it."""
+    [pid] = tier.forwarder_pids()
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        wait_until(lambda: set(tier.forwarder_pids()) - {pid}, "ECS has replaced the forwarder that hangs")
+    finally:
+        process.resume()
+    wait_until(lambda: pid not in tier.forwarder_pids(), "the replaced forwarder has drained")
+
+
 def _let_sleep(functions: Any, tier: Tier) -> None:
     """Run the reconciler, as its schedule does, until it has stopped the forwarder and that has drained.
 
@@ -299,6 +311,8 @@ def test_an_idle_forwarder_sleeps_and_is_woken(
                 with _redirected(endpoint):
                     _interrupt(tier)
                 assert executor.submit(_double, 3).result(timeout=WAIT_S) == 6
+                _hang(tier)
+                assert executor.submit(_double, 5).result(timeout=WAIT_S) == 10
             endpoint.stop()
             _let_sleep(functions, tier)
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client connects first
