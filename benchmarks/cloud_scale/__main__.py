@@ -41,10 +41,6 @@ _CAUSES: Final[Mapping[str, tuple[str, str]]] = {
         "a CURVE connection and its session",
         "more or larger forwarders: `-c forwarder.memory_mib=…`",
     ),
-    "load balancer's ports": (
-        "it has this many ports per forwarder, because it does not preserve client addresses",
-        "more forwarders, needed long before",
-    ),
     "database's connections": (
         "those of the forwarders that this needs, twice while a deployment replaces them; their share is 30 %",
         "`-c database.connections=…`, on a size with 10 MiB for each; `-c forwarder.database_connections=3`",

@@ -62,7 +62,6 @@ def uses(load: Load, size: Deployment, inputs: Inputs) -> list[Use]:
     found = [
         Use("forwarders' connections", load.endpoints, size.forwarders * inputs.forwarder["endpoints"], "endpoints"),
         Use("forwarders' processors", forwarder / 1e6, size.forwarders * size.forwarder_vcpus, "vCPU"),
-        Use("load balancer's ports", load.endpoints, size.forwarders * limits["balancer_ports"], "connections"),
         Use("forwarders' memory", memory_mib, size.forwarders * size.forwarder_mib, "MiB"),
         Use("database's processor, for hours", database / 1e6, size.database_vcpus * size.database_share, "vCPU"),
         Use("database's processor, for minutes", database / 1e6, size.database_vcpus, "vCPU"),

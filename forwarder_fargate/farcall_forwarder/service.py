@@ -53,7 +53,7 @@ class Service:
         """Serve until a :meth:`drain` is over. Unexpected errors propagate."""
         with contextlib.ExitStack() as stack:
             shell = self._shell = self._assemble(stack)
-            health = HealthServer(shell.health)
+            health = HealthServer({"/livez": shell.liveness, "/readyz": shell.readiness, "/healthz": shell.health})
             health_port = await health.start(self._settings.host, self._settings.health_port)
             try:
                 self._announce_ready(shell, health_port)

@@ -5,7 +5,7 @@ variable, argument                 meaning                                      
 =================================  =====================================================  ===========
 ``FARCALL_FORWARDER_HOST``         address to bind, ``--host``                            ``0.0.0.0``
 ``FARCALL_FORWARDER_PORT``         port for peers, 0 = any, ``--port``                    55001
-``FARCALL_FORWARDER_HEALTH_PORT``  port of ``/healthz``, 0 = any, ``--health-port``       8080
+``FARCALL_FORWARDER_HEALTH_PORT``  port of the health checks, 0 = any, ``--health-port``  8080
 ``FARCALL_FORWARDER_ADVERTISE``    host that peers are given, ``--advertise``; with       the bound one
                                    ``:port`` where a load balancer has another port
 ``FARCALL_FORWARDER_CONNECTIONS``  peers that may be connected at once                    10000

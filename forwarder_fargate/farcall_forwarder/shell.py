@@ -16,6 +16,7 @@ from typing import Any, Final
 from farcall_common.errors import ProtocolError
 from farcall_common.store.model import FileMessage, ForwarderInfo, OutputAsk, SharedResults
 from farcall_common.wire import decode, encode
+from farcall_forwarder.adapters.health import Report
 from farcall_forwarder.adapters.pool import Batcher, StorePool
 from farcall_forwarder.adapters.router import Inbound, Router, SendFailure
 from farcall_forwarder.adapters.zap import Authenticator
@@ -214,8 +215,18 @@ class Shell:
         for record in self._event_log.records():
             _logger.warning("event log turn", extra=record)
 
-    def health(self) -> tuple[bool, Mapping[str, Any]]:
-        """Health of the process: whether it is healthy, and its numbers."""
+    def liveness(self) -> Report:
+        """Positive as long as the event loop, which makes this report, runs. ECS replaces a task without this answer:
+        a new process would not help while a store is away."""
+        return True, {"status": "ok"}
+
+    def readiness(self) -> Report:
+        """Positive until the drain begins, also while a store is away: peers are connected, and keep their sessions."""
+        is_draining = self._core.is_draining
+        return not is_draining, {"status": "draining" if is_draining else "ok"}
+
+    def health(self) -> Report:
+        """Positive while the stores answer and no drain has begun. The numbers are for people."""
         status = self._core.status()
         is_degraded = self._pool.is_degraded
         status_text = "draining" if status.draining else "degraded" if is_degraded else "ok"

@@ -63,6 +63,9 @@ def _cidr(value: str) -> str:
     return value
 
 
+_ALL_IPV4: Final = ipaddress.ip_network("0.0.0.0/0")
+
+
 def _private_cidr(value: str) -> str:
     if not ipaddress.ip_network(value).is_private:
         raise ValueError("workers reach the cache by private addresses only, such as 10.0.0.0/8")
@@ -127,6 +130,11 @@ class NetworkShape(_Section):
     load_balancer: bool
     secrets_endpoint: bool
     zones: tuple[Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")], ...]
+
+    @property
+    def admits_all(self) -> bool:
+        """Whether every IPv4 address may reach the forwarder's port."""
+        return any(ipaddress.ip_network(cidr) == _ALL_IPV4 for cidr in self.forwarder_cidrs)
 
     def model_post_init(self, _context: object, /) -> None:
         if self.zones and (len(self.zones) != ZONES or len(set(self.zones)) != ZONES):
@@ -443,6 +451,11 @@ class Profile(_Section):
         if self.forwarder.sleeps and 0 < self.canary.minutes <= self.forwarder.idle_minutes:
             raise ValueError(
                 "the canary would keep the forwarder awake: set canary.minutes or forwarder.idle_minutes to 0"
+            )
+        if self.canary.minutes and not self.network.admits_all:
+            raise ValueError(
+                "network.forwarder_cidrs keeps the canary out, which connects from changing addresses of AWS Lambda:"
+                " set canary.minutes to 0, and run `python -m farcall_lambdas.canary` by a timer at one of your sites"
             )
 
     def api_environment(self) -> dict[str, str]:

@@ -7,6 +7,7 @@ variable                       meaning
 ``FARCALL_FLEET_SERVICE``      their service in it
 ``FARCALL_FLEET_TASKS``        how many of them run while they are awake
 ``FARCALL_FLEET_IDLE_S``       seconds without a connection after which they sleep
+``FARCALL_FLEET_SPOT``         ``true`` if they run on Spot capacity, else empty
 =============================  =========================================================================================
 """
 
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from farcall_common.errors import ConfigurationError, Unavailable
 
 _TIMEOUT_S: Final = 5.0  # API Gateway waits for 29 s at most
+_ON_DEMAND: Final = "FARGATE"
+_SPOT: Final = "FARGATE_SPOT"
 
 
 class Fleet(Protocol):
@@ -27,8 +30,9 @@ class Fleet(Protocol):
     @property
     def idle_s(self) -> float: ...
 
-    def wake(self) -> None:
-        """Start the forwarders; harmless while they start or run.
+    def wake(self, *, on_demand: bool = False) -> None:
+        """Start the forwarders; harmless while they start or run. With ``on_demand`` not on Spot capacity, until they
+        sleep: AWS does not replace missing Spot capacity by other capacity.
 
         :raises Unavailable: if the service cannot be scaled now.
         """
@@ -48,6 +52,7 @@ class EcsFleet:
     service: str
     tasks: int
     idle_s: float
+    spot: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> EcsFleet | None:
@@ -63,6 +68,7 @@ class EcsFleet:
                 environ["FARCALL_FLEET_SERVICE"],
                 tasks=int(environ["FARCALL_FLEET_TASKS"]),
                 idle_s=float(environ["FARCALL_FLEET_IDLE_S"]),
+                spot=environ.get("FARCALL_FLEET_SPOT") == "true",
             )
         except (KeyError, ValueError) as error:
             raise ConfigurationError(
@@ -70,15 +76,16 @@ class EcsFleet:
                 f"FARCALL_FLEET_IDLE_S is wrong: {error}"
             ) from error
 
-    def wake(self) -> None:
+    def wake(self, *, on_demand: bool = False) -> None:
         """See :class:`Fleet`."""
-        self._scale(self.tasks)
+        self._scale(self.tasks, _ON_DEMAND if self.spot and on_demand else None)
 
     def sleep(self) -> None:
         """See :class:`Fleet`."""
-        self._scale(0)
+        self._scale(0, _SPOT if self.spot else None)
 
-    def _scale(self, tasks: int) -> None:
+    def _scale(self, tasks: int, provider: str | None) -> None:
+        """Set the number of tasks, and where new ones run if a capacity provider is given."""
         import boto3  # imported by the few calls that need it: the import is slow
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
@@ -86,6 +93,10 @@ class EcsFleet:
         config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S, retries={"max_attempts": 1})
         try:
             ecs = boto3.client("ecs", config=config)
-            ecs.update_service(cluster=self.cluster, service=self.service, desiredCount=tasks)
+            changes: dict[str, Any] = {"desiredCount": tasks}
+            if provider:  # ECS takes another strategy only together with a new deployment
+                changes["capacityProviderStrategy"] = [{"capacityProvider": provider, "weight": 1}]
+                changes["forceNewDeployment"] = True
+            ecs.update_service(cluster=self.cluster, service=self.service, **changes)
         except (BotoCoreError, ClientError) as error:
             raise Unavailable(f"The forwarders cannot be {'started' if tasks else 'stopped'}: {error}") from error

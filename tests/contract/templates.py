@@ -26,7 +26,6 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "name": "a-name-as-long-as-a-name-may-be",
         "profile": "lab",
         "budget.emails": "ada@example.org,grace@example.org",
-        "canary.minutes": 60,
         "database.authorities": "authorities.pem",
         "database.snapshot": "farcall-data-snapshot-1",
         "identity.oidc_issuer": "https://id.example.org",
@@ -48,7 +47,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "queue.failover": "false",
         "reservable_concurrency": 170,
     },
-    "unverified": {"profile": "lab", "database.authorities": ""},
+    "unverified": {"profile": "lab", "canary.minutes": 60, "database.authorities": ""},
     "analytics": {
         "profile": "lab",
         "analytics.enabled": "true",

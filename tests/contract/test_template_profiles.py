@@ -16,8 +16,10 @@ from typing import Any
 
 from farcall_common.database_logins import connection_limit
 from farcall_common.store.model import PIECES
+from farcall_forwarder.core.policy import Policy
+from farcall_infra.bundles import RUNTIME
 from farcall_infra.deployment import STACKS, stack_name
-from farcall_infra.profiles import Profile
+from farcall_infra.profiles import Profile, load_profile
 from tests.contract.template_text import as_text, differences, summarize
 from tests.contract.templates import (
     PROFILES,
@@ -124,9 +126,6 @@ def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Template
     assert len(list(resources(aws, "AWS::EC2::EIP"))) == len(balancers[0][1]["SubnetMappings"]) == zones
     assert "FARCALL_FORWARDER_KEY_SEED" in given
     assert "FARCALL_FORWARDER_ADVERTISE" in environment
-    assert the_one(aws, "AWS::ElasticLoadBalancingV2::TargetGroup")["HealthCheckPort"] == str(
-        size.forwarder.health_port
-    )
     # Peers reach the tasks only through the load balancer.
     open_groups = [
         group["GroupDescription"]
@@ -134,6 +133,34 @@ def test_a_load_balancer_has_fixed_addresses_and_one_key_behind_it(aws: Template
         if group.get("SecurityGroupIngress")
     ]
     assert open_groups == ["The load balancer before the forwarder"]
+
+
+def test_a_load_balancer_ends_no_connection_and_keeps_addresses(synthesized: Callable[[str, str], Templates]) -> None:
+    facility, size = synthesized("aws", "facility"), load_profile("facility").forwarder
+    group = the_one(facility, "AWS::ElasticLoadBalancingV2::TargetGroup")
+    assert (group["HealthCheckPath"], group["HealthCheckPort"]) == ("/readyz", str(size.health_port))
+    attributes = {each["Key"]: each["Value"] for each in group["TargetGroupAttributes"]}
+    # With AWS's defaults, a moment without health cuts all peers; after deregistration they are cut before SIGTERM.
+    assert attributes.pop("target_health_state.unhealthy.connection_termination.enabled") == "false"
+    assert attributes.pop("deregistration_delay.connection_termination.enabled") == "false"
+    assert 5 <= int(attributes.pop("deregistration_delay.timeout_seconds")) <= 10
+    assert attributes.pop("preserve_client_ip.enabled") == "true"
+    assert attributes.pop("stickiness.enabled", "false") == "false"
+    assert not attributes
+    (container,) = the_one(facility, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    longest_redirects_s = size.connections / Policy.redirects_per_s + Policy.redirect_spread_s + Policy.drain_grace_s
+    assert longest_redirects_s < int(environment["FARCALL_FORWARDER_DRAIN_S"]) < container["StopTimeout"] <= 120
+
+
+def test_ecs_replaces_a_forwarder_only_if_its_process_hangs(aws: Templates, size: Profile) -> None:
+    """`/healthz` depends on the stores, whose outage would make ECS replace all forwarders."""
+    (container,) = the_one(aws, "AWS::ECS::TaskDefinition")["ContainerDefinitions"]
+    *program, source = container["HealthCheck"]["Command"]
+    assert program == ["CMD", "python", "-I", "-S", "-c"]
+    assert source == (RUNTIME / "fargate_health.py").read_text(encoding="utf-8")
+    environment = {variable["Name"]: variable["Value"] for variable in container["Environment"]}
+    assert environment["FARCALL_FORWARDER_HEALTH_PORT"] == str(size.forwarder.health_port)
 
 
 def test_a_facility_survives_the_loss_of_a_zone(synthesized: Callable[[str, str], Templates]) -> None:
@@ -239,9 +266,8 @@ def test_a_forwarder_admits_as_many_connections_as_its_memory_holds(aws: Templat
     connections = int(environment["FARCALL_FORWARDER_CONNECTIONS"])
     assert 90 + connections * 83 / 1024 < 0.95 * int(task["Memory"])
     assert connections >= 4000
-    # Behind a load balancer all connections come from its addresses.
-    expected = environment["FARCALL_FORWARDER_CONNECTIONS"] if size.network.load_balancer else None
-    assert environment.get("FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE") == expected
+    # The forwarder sees the addresses of peers in every profile, so its limits by address are the same.
+    assert "FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE" not in environment
 
 
 def test_cloudformation_waits_longer_for_a_migration_than_lambda(aws: Templates) -> None:
@@ -383,6 +409,7 @@ def test_functions_may_scale_forwarders_that_sleep_and_nothing_else(aws: Templat
         "FARCALL_FLEET_SERVICE": the_one(aws, "AWS::ECS::Service")["ServiceName"],
         "FARCALL_FLEET_TASKS": str(size.forwarder.tasks),
         "FARCALL_FLEET_IDLE_S": str(60 * size.forwarder.idle_minutes),
+        "FARCALL_FLEET_SPOT": "true" if size.forwarder.spot else "",
     }
     assert environment["api"] == environment["reconciler"] == (expected if size.forwarder.sleeps else {})
     assert not environment["authorizer"]

@@ -486,6 +486,12 @@ def health(forwarder: Watched) -> tuple[int, dict[str, Any]]:
     return answer.status_code, answer.json()
 
 
+def check(forwarder: Watched, path: str) -> int:
+    """Status code of another check of the forwarder's health port."""
+    url = forwarder.health_url.replace("/healthz", path)
+    return httpx.get(url, timeout=WAIT_S, trust_env=False).status_code
+
+
 def counter(forwarder: Watched, name: str) -> int:
     return int(health(forwarder)[1]["counters"].get(name, 0))
 

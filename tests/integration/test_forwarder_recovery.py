@@ -20,12 +20,14 @@ from tests.integration.forwarder_peers import (
     Client,
     Cloud,
     RunningForwarder,
+    check,
     cloud,
     counter,
     endpoint_id,
     environ,
     forwarder,
     forwarding,
+    health,
     stores,
 )
 from tests.integration.store_servers import Valkey
@@ -278,7 +280,9 @@ def test_sessions_and_results_survive_a_store_outage(away: str) -> None:
         specs = agent.take(5)
         store.reachable = False
         agent.finish(specs)
+        wait_until(lambda: health(forwarder)[0] == 503, "the forwarder is degraded")
         assert agent.hears_no(wire.ResultsRecorded, for_s=2 * FAST.lease_s)
+        assert (check(forwarder, "/livez"), check(forwarder, "/readyz")) == (200, 200), "ECS and the balancer keep it"
         store.reachable = True
         agent.until_recorded(task_ids)
         more = cloud.submit_new(endpoint_id, 5)

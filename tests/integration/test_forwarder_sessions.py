@@ -26,6 +26,7 @@ from tests.integration.forwarder_peers import (
     Client,
     Cloud,
     RunningForwarder,
+    check,
     cloud,
     counter,
     endpoint_id,
@@ -386,6 +387,11 @@ def test_health_reports_the_connections(cloud: Cloud, forwarder: RunningForwarde
         assert (report["connections"], report["endpoints"], report["streams"]) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/healthz"])
+def test_a_healthy_forwarder_passes_every_check(path: str, forwarder: RunningForwarder) -> None:
+    assert check(forwarder, path) == 200
+
+
 @pytest.mark.parametrize(("path", "method", "code"), [("/", "GET", 404), ("/healthz", "POST", 405)])
 def test_health_refuses_other_requests(path: str, method: str, code: int, forwarder: RunningForwarder) -> None:
     url = forwarder.health_url.replace("/healthz", path)
@@ -414,6 +420,8 @@ def test_a_drain_redirects_all_peers_and_ends(cloud: Cloud, endpoint_id: str) ->
         agent.hear(wire.Redirect)
         client.hear(wire.Redirect)
         assert not stores.queue.forwarders()
+        checks = [check(forwarder, path) for path in ("/livez", "/readyz", "/healthz")]
+        assert checks == [200, 503, 503], "it lives on, and gets no new peers"
         agent.finish([first])  # results under way are still recorded
         agent.until_recorded([first.task_id])
         assert list(client.results(1)) == [first.task_id]

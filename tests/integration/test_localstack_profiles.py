@@ -1,12 +1,15 @@
-"""Profiles on one LocalStack: a deployment grows from the smallest to the largest and is updated in each; an idle
-forwarder sleeps. All processes end with their deployment."""
+"""Profiles on one LocalStack: a deployment grows from the smallest to the largest and is updated in each; its stores
+are away for a while; an idle forwarder sleeps, and loses its Spot capacity. All processes end with their deployment."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import psutil
 import pytest
 
 import farcall
+from farcall_common.errors import Unavailable
 from farcall_infra.bundles import content_digest
 from farcall_infra.profiles import load_profile, profile_names
 from farcall_local.deployment import Deployment
@@ -24,6 +28,11 @@ from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
 from tests.waiting import WAIT_S, wait_until
 
+#: Lines of an endpoint's log: it follows a redirect, or its connection was cut.
+REDIRECTED = "the forwarder asks the agent to reconnect: this forwarder shuts down"
+CUT = "the connection to the forwarder failed"
+#: ECS replaces a task after three failed checks. By default, the load balancer ends its connections after two.
+CHECKS_OF_AN_OUTAGE = 8
 #: API Gateway refuses shorter ones without calling the authorizer.
 NEW_USERS_TOKEN = "token-of-a-new-user"
 
@@ -114,8 +123,10 @@ def test_a_deployment_grows_through_the_profiles_and_keeps_its_data(
                     assert tier.environment()["FARCALL_DATABASE_PORT"] == database
                 results.append(_run_a_task(client, endpoint))  # the endpoint has reconnected
                 _check_the_way_in(tier, balanced=size.network.load_balancer, endpoint=endpoint)
-                _update(deployer, tier, profile, version, tmp_path)
+                with _redirected(endpoint):
+                    _update(deployer, tier, profile, version, tmp_path)
                 assert [client.get_result(task_id) for task_id in results] == [42] * len(results)
+            _check_an_outage(localstack, tier, endpoint)
             _run_a_task(client, endpoint)
     assert tier.forwarder_pids() == []
     assert _programs(localstack) == set()
@@ -167,6 +178,91 @@ def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) ->
         assert agent.pid in peers()
 
 
+@contextlib.contextmanager
+def _redirected(endpoint: LocalEndpoint) -> Iterator[None]:
+    """In the block, a forwarder redirects this endpoint, and no connection of it is cut."""
+    before = endpoint.log_path.read_text(encoding="utf-8")
+    yield
+    wait_until(lambda: _log_since(endpoint, before).count(REDIRECTED), "the endpoint is redirected")
+    assert CUT not in _log_since(endpoint, before)
+
+
+def _log_since(endpoint: LocalEndpoint, before: str) -> str:
+    return endpoint.log_path.read_text(encoding="utf-8").removeprefix(before)
+
+
+def _check_an_outage(server: LocalStackServer, tier: Tier, endpoint: LocalEndpoint) -> None:
+    """While PostgreSQL and Valkey are away, no forwarder is stopped, and no connection ends."""
+    forwarders, log = tier.forwarder_pids(), endpoint.log_path.read_text(encoding="utf-8")
+    with _stores_away(server):
+        enough = {file: checks + CHECKS_OF_AN_OUTAGE for file, checks in _checks(tier).items()}
+        assert {file.name for file in enough} == {"health-container.json", "health-target.json"}
+        wait_until(lambda: all(_checks(tier)[file] >= most for file, most in enough.items()), "checks of the outage")
+        assert tier.forwarder_pids() == forwarders
+    wait_until(lambda: _is_healthy(tier), "the forwarders find the stores again")
+    assert tier.forwarder_pids() == forwarders
+    assert _log_since(endpoint, log) == ""
+
+
+@contextlib.contextmanager
+def _stores_away(server: LocalStackServer) -> Iterator[None]:
+    """PostgreSQL and Valkey take connections and answer nothing."""
+    processes = [psutil.Process(pid) for pid in group_members(server.pid)]
+    stores = [process for process in processes if process.name() in ("postgres", "valkey-server")]
+    assert {process.name() for process in stores} == {"postgres", "valkey-server"}
+    for process in stores:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in stores:
+            process.send_signal(signal.SIGCONT)
+
+
+def _checks(tier: Tier) -> dict[Path, int]:
+    """Numbers of health checks of the running tasks, by file."""
+    files = [file for pid in tier.directory.glob("tasks/*/pid") for file in pid.parent.glob("health-*.json")]
+    return {file: json.loads(file.read_text(encoding="utf-8"))["checks"] for file in files}
+
+
+def _is_healthy(tier: Tier) -> bool:
+    try:
+        tier.require_healthy()
+    except Unavailable:
+        return False
+    return True
+
+
+def _interrupt(tier: Tier) -> None:
+    """Take the Spot capacity of the one forwarder away, and wait until another one has replaced it."""
+    ecs = Deployer(tier.endpoint_url).client("ecs")
+    [task] = ecs.list_tasks(cluster=tier.name)["taskArns"]
+    url = f"{tier.endpoint_url}/_localstack/farcall/interrupt/{task.rpartition('/')[2]}"
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=WAIT_S) as answer:
+        assert json.loads(answer.read()) == {"interrupted": True}
+
+    def stopped() -> str | None:
+        [described] = ecs.describe_tasks(cluster=tier.name, tasks=[task])["tasks"]
+        code: str | None = described.get("stopCode")
+        return code
+
+    wait_until(stopped, "the task has stopped")
+    assert stopped() == "SpotInterruption"
+    wait_until(tier.forwarder_pids, "another task runs")
+
+
+def _hang(tier: Tier) -> None:
+    """Suspend the one forwarder, and wait until another one has replaced it."""
+    [pid] = tier.forwarder_pids()
+    process = psutil.Process(pid)
+    process.suspend()
+    try:
+        wait_until(lambda: set(tier.forwarder_pids()) - {pid}, "ECS has replaced the forwarder that hangs")
+    finally:
+        process.resume()
+    wait_until(lambda: pid not in tier.forwarder_pids(), "the replaced forwarder has drained")
+
+
 def _let_sleep(functions: Any, tier: Tier) -> None:
     """Run the reconciler, as its schedule does, until it has stopped the forwarder and that has drained.
 
@@ -212,6 +308,11 @@ def test_an_idle_forwarder_sleeps_and_is_woken(
             assert endpoint.log_path.read_text(encoding="utf-8").count("FORWARDER_WAKING") == 1  # logged once
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
                 assert executor.submit(_double, 21).result(timeout=WAIT_S) == 42
+                with _redirected(endpoint):
+                    _interrupt(tier)
+                assert executor.submit(_double, 3).result(timeout=WAIT_S) == 6
+                _hang(tier)
+                assert executor.submit(_double, 5).result(timeout=WAIT_S) == 10
             endpoint.stop()
             _let_sleep(functions, tier)
             with farcall.Executor(endpoint.endpoint_id, client=client) as executor:  # now a client connects first

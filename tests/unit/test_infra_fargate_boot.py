@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import http.server
 import importlib.util
 import io
 import json
 import os
+import socket
+import ssl
+import threading
 import zipfile
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -19,6 +25,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from farcall_infra.bundles import RUNTIME, content_digest
+from tests.certificates import Authority
 
 _BOOT = RUNTIME / "fargate_boot.py"
 
@@ -99,7 +106,20 @@ class _Became(Exception):
 
 
 class Cloud(dict[str, bytes]):
-    """The answer of each URL."""
+    """The answer of each URL, and the answers of services that name addresses, an error if there is none."""
+
+    def __init__(self, answers: Mapping[str, bytes]) -> None:
+        super().__init__(answers)
+        self.addresses = {"checkip.amazonaws.com": ["198.51.100.7"]}
+        self.pauses_s: list[float] = []
+
+    def ask(self, host: str) -> str:
+        if not (answers := self.addresses.get(host)):
+            raise TimeoutError("timed out")
+        return answers.pop(0)
+
+    def boot(self, boot: ModuleType, command: list[str], environ: Mapping[str, str]) -> None:
+        boot.main(command, environ, self.fetch, ask=self.ask, pause=self.pauses_s.append)
 
     def fetch(self, url: str, _headers: Mapping[str, str] | None = None) -> bytes:
         return self[url]
@@ -113,7 +133,6 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
         bundle.writestr("farcall_forwarder/__main__.py", "")
     answers = {
         "https://assets.s3.us-east-1.amazonaws.com/bundle.zip": archive.getvalue(),
-        "https://checkip.amazonaws.com": b"198.51.100.7\n",
     }
 
     def become(program: str, command: list[str], environment: dict[str, str]) -> None:
@@ -126,7 +145,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cloud:
 
 def test_boot_starts_the_command_with_bundle_and_address(boot: ModuleType, cloud: Cloud) -> None:
     with pytest.raises(_Became) as caught:
-        boot.main(["python", "-m", "farcall_forwarder"], _task_environment(), cloud.fetch)
+        cloud.boot(boot, ["python", "-m", "farcall_forwarder"], _task_environment())
     assert caught.value.command == ["python", "-m", "farcall_forwarder"]
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "198.51.100.7"
     assert (Path(caught.value.environment["PYTHONPATH"]) / "farcall_forwarder" / "__main__.py").exists()
@@ -152,7 +171,7 @@ def test_a_bundle_that_was_replaced_is_not_unpacked(
             bundle.writestr(name, text)
     cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"] = archive.getvalue()
     with pytest.raises(SystemExit, match="is not the one that was deployed"):
-        boot.main(["python", "-m", "farcall_forwarder"], _task_environment(), cloud.fetch)
+        cloud.boot(boot, ["python", "-m", "farcall_forwarder"], _task_environment())
     assert not list(tmp_path.iterdir())
 
 
@@ -174,7 +193,7 @@ def test_the_digest_does_not_depend_on_how_the_files_are_zipped(boot: ModuleType
 def test_an_image_with_the_code_needs_no_bundle(boot: ModuleType, cloud: Cloud) -> None:
     environment = {name: value for name, value in _task_environment().items() if "BUNDLE" not in name}
     with pytest.raises(_Became) as caught:
-        boot.main(["python", "-m", "farcall_forwarder"], environment, cloud.fetch)
+        cloud.boot(boot, ["python", "-m", "farcall_forwarder"], environment)
     assert caught.value.environment == {**environment, "FARCALL_FORWARDER_ADVERTISE": "198.51.100.7"}
 
 
@@ -182,17 +201,65 @@ def test_address_outside_of_aws_is_that_of_the_route(boot: ModuleType, cloud: Cl
     endpoint = "http://127.0.0.1:4566"
     cloud[f"{endpoint}/assets/bundle.zip"] = cloud["https://assets.s3.us-east-1.amazonaws.com/bundle.zip"]
     with pytest.raises(_Became) as caught:
-        boot.main(["true"], _task_environment(AWS_ENDPOINT_URL=endpoint), cloud.fetch)
+        cloud.boot(boot, ["true"], _task_environment(AWS_ENDPOINT_URL=endpoint))
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
 
 
 def test_a_given_address_is_kept(boot: ModuleType, cloud: Cloud) -> None:
     with pytest.raises(_Became) as caught:
-        boot.main(["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"), cloud.fetch)
+        cloud.boot(boot, ["true"], _task_environment(FARCALL_FORWARDER_ADVERTISE="127.0.0.1"))
     assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "127.0.0.1"
 
 
-def test_an_invalid_address_stops_the_task(boot: ModuleType, cloud: Cloud) -> None:
-    cloud["https://checkip.amazonaws.com"] = b"<html>come back later</html>"
-    with pytest.raises(ValueError, match="come back later"):
-        boot.main(["true"], _task_environment(), cloud.fetch)
+def test_a_service_that_fails_is_replaced_and_asked_again(boot: ModuleType, cloud: Cloud) -> None:
+    cloud.addresses = {
+        "checkip.amazonaws.com": ["<html>come back later</html>", "2001:db8::7"],
+        "checkip.global.api.aws": ["", "", "198.51.100.8"],
+    }
+    with pytest.raises(_Became) as caught:
+        cloud.boot(boot, ["true"], _task_environment())
+    assert caught.value.environment["FARCALL_FORWARDER_ADVERTISE"] == "198.51.100.8"
+    assert cloud.pauses_s == list(boot.ADDRESS_PAUSES_S[:2])
+
+
+def test_a_task_without_an_address_ends(boot: ModuleType, cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
+    cloud.addresses = {}
+    with pytest.raises(SystemExit, match="FARCALL_FORWARDER_ADVERTISE"):
+        cloud.boot(boot, ["true"], _task_environment())
+    assert capsys.readouterr().err.count("names no IPv4 address") == 8
+    # Within the time in which ECS does not expect a healthy container yet.
+    assert 2 * 4 * boot.ADDRESS_TIMEOUT_S + sum(boot.ADDRESS_PAUSES_S) < 60
+
+
+def test_the_address_is_asked_over_ipv4(boot: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tasks are in dual-stack subnets, and the service may have IPv6: it would name the wrong address."""
+    authority = Authority()
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.write(tmp_path / "authority.pem")))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.certify("checkip.example.org", tmp_path / "server.pem"))
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.end_headers()
+            self.wfile.write(f"{self.client_address[0]}\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    def resolve(_host: str, port: int, *_: object, **__: object) -> list[Any]:
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", port, 0, 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)),
+        ]
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        try:
+            assert boot.ask_over_ipv4("checkip.example.org", port=server.server_port) == "127.0.0.1"
+        finally:
+            server.shutdown()
+            serving.join()

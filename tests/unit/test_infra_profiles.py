@@ -244,6 +244,16 @@ def test_an_invalid_context_is_refused(context: dict[str, str]) -> None:
         deployment_from_context(context)
 
 
+def test_a_canary_is_refused_where_addresses_keep_it_out() -> None:
+    """Its alarm would never end: the function connects from any address of AWS Lambda."""
+    narrow = {"network.forwarder_cidrs": "192.0.2.0/24,::/0"}
+    with pytest.raises(ConfigurationError, match=r"canary\.minutes to 0, and run `python -m farcall_lambdas\.canary`"):
+        load_profile("facility", overrides=narrow)
+    assert load_profile("facility", overrides=narrow | {"canary.minutes": "0"}).network.forwarder_cidrs
+    assert load_profile("facility", overrides={"network.forwarder_cidrs": "0.0.0.0/0"}).canary.minutes
+    assert not load_profile("lab", overrides=narrow).canary.minutes
+
+
 def test_forwarder_can_sleep_unless_scheduled_checks_keep_it_awake() -> None:
     assert load_profile("hobby").forwarder.sleeps
     assert not load_profile("hobby", overrides={"forwarder.tasks": "0"}).forwarder.sleeps

@@ -183,10 +183,12 @@ class Fleet:
 
     def __init__(self) -> None:
         self.woken = 0
+        self.on_demand = 0
         self.slept = 0
 
-    def wake(self) -> None:
+    def wake(self, *, on_demand: bool = False) -> None:
         self.woken += 1
+        self.on_demand += on_demand
 
     def sleep(self) -> None:
         self.slept += 1
@@ -206,6 +208,23 @@ def test_connect_wakes_sleeping_forwarders_and_returns_retry_after(lab: Lab) -> 
     assert fleet.woken == 2  # in case the first call was lost
     lab.announce(forwarder(1))
     assert lab.connect().status == 200
+
+
+def test_a_wake_without_spot_capacity_ends_with_other_capacity(lab: Lab) -> None:
+    """AWS does not replace missing Spot capacity: without another capacity provider, a wake may wait for hours."""
+    fleet = Fleet()
+    lab.api = MemoryApi(stores=lab.api.stores, fleet=fleet)
+    began = lab.api.clock.now
+    provided: list[float] = []
+    while lab.api.clock.now <= began + 400:
+        assert lab.connect().body["code"] == "FORWARDER_WAKING"
+        if len(provided) < fleet.on_demand:
+            provided.append(lab.api.clock.now - began)
+        lab.api.clock.now += 10
+    assert provided == [300.0], "once: each change of the strategy replaces all tasks"
+    lab.api.clock.now += 3600  # they ran and sleep again
+    assert lab.connect().body["code"] == "FORWARDER_WAKING"
+    assert fleet.on_demand == 1, "the next wake tries Spot first"
 
 
 def test_forwarders_sleep_after_a_time_without_connections(lab: Lab) -> None:

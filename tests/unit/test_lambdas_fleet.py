@@ -30,7 +30,23 @@ def test_the_service_is_scaled_up_and_down(ecs: Stubber) -> None:
     for tasks in (1, 0):
         ecs.add_response("update_service", {}, {"cluster": "farcall", "service": "forwarder", "desiredCount": tasks})
     with ecs:
+        fleet.wake(on_demand=True)  # they always are
+        fleet.sleep()
+    ecs.assert_no_pending_responses()
+
+
+def test_capacity_other_than_spot_is_used_until_the_forwarders_sleep(ecs: Stubber) -> None:
+    fleet = EcsFleet.from_environment(VARIABLES | {"FARCALL_FLEET_SPOT": "true"})
+    assert fleet is not None
+    service = {"cluster": "farcall", "service": "forwarder"}
+    ecs.add_response("update_service", {}, {**service, "desiredCount": 1})
+    for tasks, provider in ((1, "FARGATE"), (0, "FARGATE_SPOT")):
+        strategy = [{"capacityProvider": provider, "weight": 1}]
+        expected = {"desiredCount": tasks, "capacityProviderStrategy": strategy, "forceNewDeployment": True}
+        ecs.add_response("update_service", {}, {**service, **expected})
+    with ecs:
         fleet.wake()
+        fleet.wake(on_demand=True)
         fleet.sleep()
     ecs.assert_no_pending_responses()
 

@@ -1,4 +1,4 @@
-"""Health check: ``GET /healthz`` for load balancers and container agents; 200 if healthy, 503 if not."""
+"""Health checks over HTTP: each path has its report; the answer is 200 if the report is positive, else 503."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from typing import Any, Final
 _TIMEOUT_S: Final = 5.0
 _MAX_HEAD_BYTES: Final = 8192
 
+#: A report: whether the answer is 200, and the JSON of the answer.
+Report = tuple[bool, Mapping[str, Any]]
+
 
 class HealthServer:
     """Answers one request per connection.
 
-    :param report: whether the process is healthy, and the JSON of the answer.
+    :param reports: a function for each path, which makes its report.
     """
 
-    def __init__(self, report: Callable[[], tuple[bool, Mapping[str, Any]]]) -> None:
-        self._report = report
+    def __init__(self, reports: Mapping[str, Callable[[], Report]]) -> None:
+        self._reports = reports
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -40,13 +43,13 @@ class HealthServer:
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        if path != b"/healthz":
-            return _response(404, "Not Found", {"error": "there is only /healthz"})
+        path = rest.partition(b" ")[0].partition(b"?")[0].decode("latin-1")
+        if (report := self._reports.get(path)) is None:
+            return _response(404, "Not Found", {"error": f"expected one of: {', '.join(self._reports)}"})
         if method not in (b"GET", b"HEAD"):
             return _response(405, "Method Not Allowed", {"error": "only GET and HEAD"})
-        is_healthy, report = self._report()
-        answer = _response(200, "OK", report) if is_healthy else _response(503, "Service Unavailable", report)
+        is_positive, body = report()
+        answer = _response(200, "OK", body) if is_positive else _response(503, "Service Unavailable", body)
         return answer if method == b"GET" else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 
     async def close(self) -> None:

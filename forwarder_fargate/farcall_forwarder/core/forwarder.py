@@ -150,6 +150,11 @@ class Forwarder:
             idle_s=self._connections.idle_s(now),
         )
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether a drain has begun."""
+        return self._context.is_draining
+
     def status(self) -> Status:
         """Numbers for a health check."""
         return Status(

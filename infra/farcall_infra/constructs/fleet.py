@@ -38,6 +38,7 @@ class Fleet:
             "FARCALL_FLEET_SERVICE": SERVICE,
             "FARCALL_FLEET_TASKS": str(size.tasks),
             "FARCALL_FLEET_IDLE_S": str(60 * size.idle_minutes),
+            "FARCALL_FLEET_SPOT": "true" if size.spot else "",
         }
 
     def grant(self, scope: Construct, role: iam.IRole) -> None:

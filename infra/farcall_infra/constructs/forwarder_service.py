@@ -32,6 +32,9 @@ from farcall_infra.deployment import SLEEPS_TAG, Deployment
 from farcall_infra.profiles import ForwarderSize
 
 _BOOT = RUNTIME / "fargate_boot.py"
+_HEALTH = RUNTIME / "fargate_health.py"
+# ECS sends SIGTERM only after this delay. Until then the old task serves its peers, and new connections go to others.
+_DEREGISTRATION_S = 10
 # Draining flushes results and redirects endpoints; Fargate allows two minutes at most before it kills the task.
 _STOP_TIMEOUT_S = 120
 _DRAIN_S = 100
@@ -47,14 +50,13 @@ _SPOT = "FARGATE_SPOT"
 class LoadBalancer(Construct):
     """A network load balancer: fixed addresses for sites with firewalls that list every destination.
 
-    It passes TCP through, so that CURVE stays end to end. ``address`` is its DNS name. Its port is the forwarder's. Its
-    health check is ``/healthz`` on the health port, not a connection to the ZeroMQ port. A draining task keeps its
-    connections for ``drain_s`` seconds.
+    It passes TCP through, so that CURVE stays end to end, and keeps the addresses of peers. ``address`` is its DNS
+    name. Its port is the forwarder's. Its health check is ``/readyz`` on the health port, not a connection to the
+    ZeroMQ port. It ends no connection: neither that of an unhealthy task, which may recover in a moment, nor that
+    of a deregistered one, whose forwarder redirects its peers at its own pace after SIGTERM.
     """
 
-    def __init__(
-        self, scope: Construct, construct_id: str, *, network: Network, size: ForwarderSize, drain_s: int
-    ) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, network: Network, size: ForwarderSize) -> None:
         super().__init__(scope, construct_id)
         assert network.load_balancer is not None
         balancer = elb.NetworkLoadBalancer(
@@ -73,7 +75,8 @@ class LoadBalancer(Construct):
             balancer,
             "ELB2",
             "A network load balancer writes access logs for TLS listeners only, and this one passes CURVE through as "
-            "TCP. The forwarder logs who connects.",
+            "TCP. The forwarder authenticates peers by their keys, limits connections by their addresses, and counts "
+            "those that it refuses.",
         )
         self._targets = elb.NetworkTargetGroup(
             self,
@@ -82,31 +85,25 @@ class LoadBalancer(Construct):
             port=size.port,
             protocol=elb.Protocol.TCP,
             target_type=elb.TargetType.IP,
-            deregistration_delay=cdk.Duration.seconds(drain_s),
-            connection_termination=True,
+            deregistration_delay=cdk.Duration.seconds(_DEREGISTRATION_S),
+            connection_termination=False,
+            preserve_client_ip=True,
             health_check=elb.HealthCheck(
                 protocol=elb.Protocol.HTTP,
-                path="/healthz",
+                path="/readyz",
                 port=str(size.health_port),
                 interval=cdk.Duration.seconds(10),
                 healthy_threshold_count=2,
                 unhealthy_threshold_count=2,
             ),
         )
+        self._targets.set_attribute("target_health_state.unhealthy.connection_termination.enabled", "false")
         balancer.add_listener("Peers", port=size.port, protocol=elb.Protocol.TCP, default_target_groups=[self._targets])
         self.address = balancer.load_balancer_dns_name
 
     def add_service(self, service: ecs.FargateService) -> None:
         """Send peers to the tasks of ``service``."""
         service.attach_to_network_target_group(self._targets)
-
-
-def _behind(balancer: LoadBalancer, size: ForwarderSize) -> dict[str, str]:
-    """Variables of a forwarder behind a load balancer: its address, which is also the source of all connections."""
-    return {
-        "FARCALL_FORWARDER_ADVERTISE": balancer.address,
-        "FARCALL_FORWARDER_CONNECTIONS_PER_SOURCE": str(size.connections),
-    }
 
 
 class ForwarderService(Construct):
@@ -127,9 +124,7 @@ class ForwarderService(Construct):
         # As a property of the cluster: CDK's own method uses a resource type that the offline tier lacks.
         resource = cast(ecs.CfnCluster, cluster.node.default_child)
         resource.capacity_providers = [_ON_DEMAND, _SPOT]
-        balancer = (
-            LoadBalancer(self, "Front", network=network, size=size, drain_s=_DRAIN_S) if network.load_balancer else None
-        )
+        balancer = LoadBalancer(self, "Front", network=network, size=size) if network.load_balancer else None
         task = ecs.FargateTaskDefinition(
             self,
             "Task",
@@ -153,7 +148,6 @@ class ForwarderService(Construct):
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
         region = cdk.Stack.of(self).region
-        health_url = f"http://127.0.0.1:{size.health_port}/healthz"
         task.add_container(
             "forwarder",
             image=self._image(size.image, task),
@@ -171,7 +165,7 @@ class ForwarderService(Construct):
                 "FARCALL_FORWARDER_CONNECTIONS": str(size.connections),
                 "FARCALL_FORWARDER_DATABASE_CONNECTIONS": str(size.database_connections),
                 **deployment.profile.limits.forwarder_environment(),
-                **(_behind(balancer, size) if balancer else {}),
+                **({"FARCALL_FORWARDER_ADVERTISE": balancer.address} if balancer else {}),
             },
             secrets={"FARCALL_FORWARDER_KEY_SEED": self._shared_key()} if balancer else None,
             port_mappings=[
@@ -180,7 +174,7 @@ class ForwarderService(Construct):
             ],
             logging=ecs.LogDrivers.aws_logs(stream_prefix="forwarder", log_group=self.log_group),
             health_check=ecs.HealthCheck(
-                command=["CMD", "python", "-c", f"import urllib.request; urllib.request.urlopen({health_url!r})"],
+                command=["CMD", "python", "-I", "-S", "-c", _HEALTH.read_text(encoding="utf-8")],
                 interval=cdk.Duration.seconds(10),
                 start_period=cdk.Duration.seconds(_GRACE_S),
             ),

@@ -57,8 +57,9 @@ class Network(Construct):
         suppress(
             self.vpc,
             "VPC7",
-            "Flow logs cost half a dollar per GB of traffic. The groups let in two ports within and one from outside, "
-            "and the services behind those ports log their callers. Flow logs can be added to this VPC if required.",
+            "Flow logs cost half a dollar per GB of traffic. The groups let in the ports of the stores within and one "
+            "from outside, and the services behind them authenticate every caller. Flow logs can be added to this VPC "
+            "if required.",
         )
         self.functions = self._group("Functions", "Functions of the control plane")
         self.forwarder = self._group("Forwarder", "The forwarder, which endpoints and clients connect to")

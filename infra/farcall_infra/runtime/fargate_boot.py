@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import http.client
 import io
 import ipaddress
 import json
@@ -21,6 +22,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import urllib.parse
 import urllib.request
 import zipfile
@@ -29,7 +31,11 @@ from collections.abc import Callable, Mapping
 Fetch = Callable[..., bytes]
 TIMEOUT_S = 60.0
 CREDENTIALS_HOST = "http://169.254.170.2"
-ADDRESS_SERVICE = "https://checkip.amazonaws.com"
+#: Services of AWS that answer with the address of the caller.
+ADDRESS_SERVICES = ("checkip.amazonaws.com", "checkip.global.api.aws")
+ADDRESS_TIMEOUT_S = 5.0
+#: Seconds until all of these services are asked again; after the last one the task ends, and ECS starts another.
+ADDRESS_PAUSES_S = (1.0, 3.0, 9.0)
 
 
 def credentials(environ: Mapping[str, str], fetch: Fetch) -> tuple[str, str, str]:
@@ -83,9 +89,36 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> bytes:
     return body
 
 
-def public_address(fetch: Fetch) -> str:
-    """Our public IPv4 address. AWS maps it one to one, so peers can reach us under it."""
-    return str(ipaddress.IPv4Address(fetch(ADDRESS_SERVICE).decode().strip()))
+def ask_over_ipv4(host: str, *, port: int = 443) -> str:
+    """The body of a successful GET of ``https://HOST/`` over IPv4, also if this task and the host have IPv6."""
+    # A connection from an IPv4 address has no other choice.
+    source = ("0.0.0.0", 0)  # noqa: S104 - nothing listens
+    connection = http.client.HTTPSConnection(host, port, timeout=ADDRESS_TIMEOUT_S, source_address=source)
+    try:
+        connection.request("GET", "/")
+        answer = connection.getresponse()
+        body = answer.read(1000).decode("ascii", errors="replace").strip()
+    finally:
+        connection.close()
+    if answer.status != http.HTTPStatus.OK:
+        raise OSError(f"status {answer.status}: {body[:80]}")
+    return body
+
+
+def public_address(ask: Callable[[str], str], pause: Callable[[float], None]) -> str:
+    """Our public IPv4 address. AWS maps it one to one, so peers can reach us under it.
+
+    :raises SystemExit: if no service names one.
+    """
+    for pause_s in (*ADDRESS_PAUSES_S, None):
+        for host in ADDRESS_SERVICES:
+            try:
+                return str(ipaddress.IPv4Address(ask(host)))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                sys.stderr.write(f"{host} names no IPv4 address of this task: {error}\n")
+        if pause_s is not None:
+            pause(pause_s)
+    raise SystemExit("The public address of this task is unknown. Set FARCALL_FORWARDER_ADVERTISE to name it.")
 
 
 def own_address(endpoint: str) -> str:
@@ -119,14 +152,21 @@ def digest(bundle: zipfile.ZipFile) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def main(command: list[str], environ: Mapping[str, str], fetch: Fetch = fetch) -> None:
+def main(
+    command: list[str],
+    environ: Mapping[str, str],
+    fetch: Fetch = fetch,
+    *,
+    ask: Callable[[str], str] = ask_over_ipv4,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
     """Prepare the environment and replace this process by ``command``; never returns."""
     prepared = dict(environ)
     if "FARCALL_BUNDLE_BUCKET" in environ:
         prepared["PYTHONPATH"] = fetch_bundle(environ, fetch)
     if not environ.get("FARCALL_FORWARDER_ADVERTISE"):
         endpoint = environ.get("AWS_ENDPOINT_URL")
-        prepared["FARCALL_FORWARDER_ADVERTISE"] = own_address(endpoint) if endpoint else public_address(fetch)
+        prepared["FARCALL_FORWARDER_ADVERTISE"] = own_address(endpoint) if endpoint else public_address(ask, pause)
     os.execvpe(command[0], command, prepared)  # noqa: S606 - no shell is what we want
 
 

@@ -33,6 +33,10 @@ _TOKEN_TICKET_S: Final = 300.0
 _KEEP_KEY: Final = "Use one key for one agent or client, also when it connects again."
 #: How long to wait for forwarders that wake: Fargate needs half a minute to a minute.
 WAKING_RETRY_AFTER_S: Final = 10.0
+#: How long a wake waits for Spot capacity, which may be missing for hours.
+SPOT_WAIT_S: Final = 300.0
+#: A request so long after the last one begins another wake.
+_WAKE_ENDS_S: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +55,9 @@ class ConnectService(Service):
     def __init__(self, context: Context, fleet: Fleet | None) -> None:
         super().__init__(context)
         self._fleet = fleet
-        self._woken_at = -math.inf
+        #: When the wake under way began, and when ECS was last told. Each process of the API has its own.
+        self._waking_since = self._woken_at = -math.inf
+        self._is_on_demand = False
 
     def connect(self, identity: Identity, endpoint_id: str, wanted: Connect) -> Admitted:
         """Admit the agent of an endpoint of the caller, with this CURVE key.
@@ -174,7 +180,7 @@ class ConnectService(Service):
         return Admitted(forwarders[:MAX_FORWARDERS], ticket, now + ttl_s)
 
     def _wake(self, now: float) -> None:
-        """Wake the forwarders if they can sleep, once while they start.
+        """Wake the forwarders if they can sleep, once while they start, and after some minutes without Spot capacity.
 
         :raises ForwarderWaking: when they are starting.
         :raises Unavailable: if they cannot be started.
@@ -182,7 +188,11 @@ class ConnectService(Service):
         if self._fleet is None:
             return
         if now - self._woken_at >= WAKING_RETRY_AFTER_S:
-            self._fleet.wake()
+            if now - self._woken_at > _WAKE_ENDS_S:
+                self._waking_since, self._is_on_demand = now, False
+            on_demand = not self._is_on_demand and now - self._waking_since >= SPOT_WAIT_S
+            self._fleet.wake(on_demand=on_demand)
+            self._is_on_demand |= on_demand
             self._woken_at = now
         raise ForwarderWaking("The forwarder was idle and is starting.", retry_after_s=WAKING_RETRY_AFTER_S)
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import uuid
-from pathlib import Path
 
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.engines import HOST, start_relay
-from farcall_localstack_plugin.files import write_whole
 from farcall_localstack_plugin.providers import (
     Event,
     Model,
@@ -20,36 +16,13 @@ from farcall_localstack_plugin.providers import (
     failed,
     new_name,
     schema,
+    updated,
 )
 from farcall_localstack_plugin.settings import settings
+from farcall_localstack_plugin.targets import TargetGroup
 
-
-class TargetGroup:
-    """The targets of a relay, in a file. The relay reads it for each connection, so a deregistered target gets none."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True)
-        self.file = directory / "targets.json"
-        self.address = ""  # of the group's listener; empty until there is one
-        self._ports: list[int] = []
-        self._lock = threading.Lock()
-        self._write()
-
-    def register(self, port: int) -> None:
-        """Send connections also to ``port`` of this machine."""
-        with self._lock:
-            self._ports.append(port)
-            self._write()
-
-    def deregister(self, port: int) -> None:
-        """Send no more connections to ``port``; its connections stay open, as on AWS."""
-        with self._lock:
-            if port in self._ports:
-                self._ports.remove(port)
-                self._write()
-
-    def _write(self) -> None:
-        write_whole(self.file, json.dumps(self._ports))
+#: Attribute of a listener with the seconds without data after which it ends a connection, and its default.
+_IDLE_S = "tcp.idle_timeout.seconds", "350"
 
 
 _groups: dict[str, TargetGroup] = {}
@@ -83,7 +56,7 @@ class LoadBalancerProvider(Provider):
 
 
 class TargetGroupProvider(Provider):
-    """The file with the relay's targets, written by ECS services."""
+    """The file with the relay's targets, which ECS services register and whose health is checked."""
 
     TYPE = "AWS::ElasticLoadBalancingV2::TargetGroup"
     SCHEMA: Model = schema(TYPE, "TargetGroupArn")
@@ -91,7 +64,13 @@ class TargetGroupProvider(Provider):
     def create(self, request: Request) -> Event:
         model = request.desired_state
         model["TargetGroupArn"] = _arn(request, "targetgroup")
-        _groups[model["TargetGroupArn"]] = TargetGroup(settings().directory / "targets" / uuid.uuid4().hex)
+        directory = settings().directory / "targets" / uuid.uuid4().hex
+        _groups[model["TargetGroupArn"]] = TargetGroup(directory, model, speed=settings().speed)
+        return done(model)
+
+    def update(self, request: Request) -> Event:
+        model = updated(request)
+        target_group(model["TargetGroupArn"]).update(model)
         return done(model)
 
     def delete(self, request: Request) -> Event:
@@ -117,7 +96,8 @@ class ListenerProvider(Provider):
             _relays[arn], port = start_relay(new_name(request), group.file, settings=settings())
         except ChildDied as error:
             return failed(model, str(error))
-        group.address = f"{HOST}:{port}"
+        attributes = {each["Key"]: each["Value"] for each in model.get("ListenerAttributes", [])}
+        group.use_listener(f"{HOST}:{port}", idle_s=float(attributes.get(*_IDLE_S)))
         return done(model)
 
     def delete(self, request: Request) -> Event:

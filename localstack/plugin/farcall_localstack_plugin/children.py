@@ -97,7 +97,7 @@ class Child:
     def log_tail(self) -> str:
         return self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
 
-    def stop(self) -> None:
+    def stop(self, *, within_s: float = _STOP_TIMEOUT_S) -> None:
         """Terminate the process, and kill it after a time limit."""
         with self._restart_lock:
             self._stopping.set()
@@ -105,7 +105,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(self._stop_signal)
         try:
-            self._process.wait(_STOP_TIMEOUT_S)
+            self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

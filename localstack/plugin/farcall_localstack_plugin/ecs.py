@@ -1,26 +1,31 @@
-"""ECS services as processes: a task runs its container's command and is restarted as by ECS."""
+"""ECS services as processes: a task runs its container's command, and is checked, stopped and replaced as by ECS."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import json
 import logging
 import os
 import shutil
 import threading
 import time
+import urllib.parse
 import uuid
 from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from farcall_localstack_plugin import children
-from farcall_localstack_plugin.balancer import TargetGroup, target_group
+from farcall_localstack_plugin.balancer import target_group
 from farcall_localstack_plugin.children import Child, ChildDied
 from farcall_localstack_plugin.engines import HOST
 from farcall_localstack_plugin.files import write_whole
+from farcall_localstack_plugin.health import Monitor, Schedule, passes
 from farcall_localstack_plugin.providers import (
     Event,
     Model,
@@ -35,6 +40,7 @@ from farcall_localstack_plugin.providers import (
     updated,
 )
 from farcall_localstack_plugin.settings import Settings, settings
+from farcall_localstack_plugin.targets import TargetGroup
 
 LOG = logging.getLogger(__name__)
 
@@ -43,6 +49,13 @@ _POLL_S = 0.02
 _RESTART_INTERVAL_S = 1.0
 
 _STOPPED_KEPT = 20
+_SPOT: Final = "FARGATE_SPOT"
+#: Stop codes of ECS with their reasons.
+_EXITED: Final = "EssentialContainerExited", "Essential container in task exited"
+_SCALED: Final = "ServiceSchedulerInitiated", "Scaling activity initiated by the service"
+_UNHEALTHY: Final = "ServiceSchedulerInitiated", "Task failed container health checks"
+_UNHEALTHY_TARGET: Final = "ServiceSchedulerInitiated", "Task failed ELB health checks"
+_INTERRUPTED: Final = "SpotInterruption", "Your Spot Task was interrupted."
 _SIGNALLED = 128  # plus the signal's number: the exit code of a container that a signal ended
 
 #: Clusters by name; task definitions and services by ARN.
@@ -66,6 +79,7 @@ class Task:
     exit_code: int | None = None
     stop_code: str = ""
     stopped_reason: str = ""
+    health: str = "UNKNOWN"
 
     @property
     def status(self) -> str:
@@ -189,6 +203,7 @@ class ServiceProvider(Provider):
                 for container in definition["ContainerDefinitions"]
             ],
             groups,
+            grace_s=float(model.get("HealthCheckGracePeriodSeconds", 0)),
         )
         try:
             new.scale(int(model.get("DesiredCount", 1)))
@@ -210,9 +225,10 @@ class _Container:
         self._service = service
         self._address = address
         self.name: str = definition["Name"]
-        self._command = [*definition.get("EntryPoint", []), *definition.get("Command", [])]
-        if self._command[0] == "python":
-            self._command[0] = str(config.python)
+        self._command = self._program([*definition.get("EntryPoint", []), *definition.get("Command", [])])
+        self._health: Model | None = definition.get("HealthCheck")
+        #: Seconds between SIGTERM and SIGKILL.
+        self.stop_timeout_s = float(definition.get("StopTimeout", 30))
         self._environment = {
             "PATH": os.environ["PATH"],
             "AWS_ENDPOINT_URL": endpoint_url(),
@@ -223,6 +239,30 @@ class _Container:
             **{variable["Name"]: str(variable["Value"]) for variable in definition.get("Environment", [])},
             **{secret["Name"]: _secret(secret["ValueFrom"], request) for secret in definition.get("Secrets", [])},
         }
+
+    def _program(self, command: list[str]) -> list[str]:
+        """A command of the container with this machine's Python."""
+        return [str(self._settings.python), *command[1:]] if command[0] == "python" else command
+
+    def monitor(self, directory: Path, health_port: int, on_change: Callable[[bool], None]) -> Monitor | None:
+        """Start the container's health check, if it has one. The port of its health checks is another one here."""
+        if self._health is None:
+            return None
+        kind, *command = self._health["Command"]
+        assert kind == "CMD", "only commands without a shell are supported here"
+        schedule = Schedule(
+            interval_s=float(self._health.get("Interval", 30)) / self._settings.speed,
+            successes=1,
+            failures=int(self._health.get("Retries", 3)),
+            grace_s=float(self._health.get("StartPeriod", 0)) / self._settings.speed,
+        )
+        check = functools.partial(
+            passes,
+            self._program(command),
+            environment={**self._environment, "FARCALL_FORWARDER_HEALTH_PORT": str(health_port)},
+            timeout_s=float(self._health.get("Timeout", 5)),
+        )
+        return Monitor(check, schedule, directory / "health-container.json", on_change=on_change)
 
     def start(self) -> tuple[Task, Child, Path]:
         """Start the container and wait until it is ready.
@@ -267,51 +307,154 @@ class _Container:
         return child, directory
 
 
-class _RunningContainer:
-    """One running container of a task; it is restarted after an unexpected end."""
+@dataclasses.dataclass
+class _Run:
+    """One start of a container, with the port for its peers. ``end`` is the stop code and reason that it will have. It
+    serves from the end of its start until something ends it."""
 
-    def __init__(self, container: _Container, groups: list[TargetGroup]) -> None:
+    task: Task
+    child: Child
+    directory: Path
+    port: int
+    monitor: Monitor | None = None
+    end: tuple[str, str] = _EXITED
+    is_serving: bool = False
+
+
+class _RunningContainer:
+    """One running container of a service: it is replaced after an unexpected end, when it is unhealthy, and when Spot
+    capacity is taken away.
+
+    :param grace_s: seconds in which failed checks of a load balancer do not count.
+    """
+
+    def __init__(self, container: _Container, groups: list[TargetGroup], *, grace_s: float) -> None:
         self._container = container
         self._groups = groups
+        self._grace_s = grace_s
         self._stopping = threading.Event()
-        self._begin()
+        self._lock = threading.Lock()
+        self._run = self._start()
 
     def stop(self) -> None:
-        """Stop the container: first deregister it, so that it gets no more connections, then end it."""
-        self._stopping.set()
-        self._deregister()
-        self._child.stop()
+        """Stop the container, as ECS does: see :meth:`_end`."""
+        with self._lock:
+            self._stopping.set()
+            run = self._run
+            run.is_serving = False
+        self._end(run, _SCALED)
 
-    def _begin(self) -> None:
-        """:raises ChildDied: if it does not become ready."""
-        task, self._child, directory = self._container.start()
+    def interrupt(self, task_id: str) -> bool:
+        """Take the Spot capacity of that task away: SIGTERM at once, without the deregistration delay, and another
+        task. Returns whether the task runs here."""
+        run = self._run
+        if run.task.task_id != task_id or not run.child.alive:
+            return False
+        self._replace(run, _INTERRUPTED)
+        return True
+
+    def _start(self) -> _Run:
+        """Start the container, and wait until it is ready and the load balancer's targets are healthy.
+
+        :raises ChildDied: if it does not become so.
+        """
+        task, child, directory = self._container.start()
         ready = json.loads((directory / settings().task_ready_file).read_text(encoding="utf-8"))
-        self._port = int(ready["port"])
+        run = _Run(task, child, directory, int(ready["port"]))
+        health_port = urllib.parse.urlsplit(ready["health_url"]).port
+        assert health_port is not None
+        run.monitor = self._container.monitor(directory, health_port, functools.partial(self._on_health, run))
         for group in self._groups:
-            group.register(self._port)
-        arguments = (task, self._child, directory)
-        threading.Thread(target=self._watch, args=arguments, name=f"ecs-{self._container.name}", daemon=True).start()
+            group.register(
+                run.port,
+                health_port,
+                file=directory / "health-target.json",
+                grace_s=self._grace_s,
+                on_unhealthy=functools.partial(self._replace, run, _UNHEALTHY_TARGET),
+            )
+        try:
+            self._wait_for_targets(run)
+        except ChildDied as error:
+            self._deregister(run)
+            child.stop()
+            task.record_stop("TaskFailedToStart", str(error))
+            raise
+        with self._lock:
+            self._run = run
+            is_late = self._stopping.is_set()
+            run.is_serving = not is_late
+        name = f"ecs-{self._container.name}"
+        threading.Thread(target=self._watch, args=(run,), name=name, daemon=True).start()
+        if is_late:
+            self._end(run, _SCALED)
+        return run
 
-    def _deregister(self) -> None:
+    def _wait_for_targets(self, run: _Run) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not all(group.is_healthy(run.port) for group in self._groups):
+            run.child.require_alive()
+            if time.monotonic() > deadline:
+                raise ChildDied(f"the load balancer does not find {self._container.name} healthy")
+            time.sleep(_POLL_S)
+
+    def _on_health(self, run: _Run, is_healthy: bool) -> None:
+        run.task.health = "HEALTHY" if is_healthy else "UNHEALTHY"
+        if not is_healthy:
+            self._replace(run, _UNHEALTHY)
+
+    def _replace(self, run: _Run, end: tuple[str, str]) -> None:
+        """Start another task and end this one, unless it ends already."""
+        if self._begin_end(run):
+            LOG.warning("task %s is replaced: %s", run.task.task_id, end[1])
+            for work in (functools.partial(self._end, run, end), self._start_again):
+                threading.Thread(target=work, name=f"ecs-{self._container.name}", daemon=True).start()
+
+    def _begin_end(self, run: _Run) -> bool:
+        """Note that a task ends; returns False if it had not started, or something else ends it."""
+        with self._lock:
+            was_serving, run.is_serving = run.is_serving, False
+            return was_serving
+
+    def _end(self, run: _Run, end: tuple[str, str]) -> None:
+        """Deregister the task, wait for the deregistration delay, send SIGTERM, and SIGKILL after ``StopTimeout``."""
+        run.end = end
+        self._deregister(run)
+        if end is not _INTERRUPTED:
+            deadline = time.monotonic() + max((group.delay_s for group in self._groups), default=0.0)
+            while run.child.alive and time.monotonic() < deadline and not children.stopping():
+                time.sleep(_POLL_S)
         for group in self._groups:
-            group.deregister(self._port)
+            group.remove(run.port)
+        run.child.stop(within_s=self._container.stop_timeout_s)
 
-    def _watch(self, task: Task, child: Child, directory: Path) -> None:
-        status = child.wait()
-        if self._stopping.is_set():
-            task.record_stop("ServiceSchedulerInitiated", "Scaling activity initiated by the service", status=status)
-        else:
-            task.record_stop("EssentialContainerExited", "Essential container in task exited", status=status)
-        self._deregister()
+    def _deregister(self, run: _Run) -> None:
+        if run.monitor:
+            run.monitor.close()
+        for group in self._groups:
+            group.deregister(run.port)
+
+    def _watch(self, run: _Run) -> None:
+        status = run.child.wait()
+        run.task.record_stop(*run.end, status=status)
+        self._deregister(run)
+        for group in self._groups:
+            group.remove(run.port)
         with contextlib.suppress(FileNotFoundError):
-            (directory / "pid").unlink()
-        shutil.rmtree(directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
-        while not self._stopping.wait(_RESTART_INTERVAL_S) and not children.stopping():
+            (run.directory / "pid").unlink()
+        shutil.rmtree(run.directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
+        if self._begin_end(run):
             LOG.warning("task %s ended with status %s; starting it again", self._container.name, status)
+            self._stopping.wait(_RESTART_INTERVAL_S)
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Start another task, in as many attempts as it takes."""
+        while not self._stopping.is_set() and not children.stopping():
             try:
-                self._begin()
+                self._start()
             except ChildDied as error:
                 LOG.warning("%s", error)
+                self._stopping.wait(_RESTART_INTERVAL_S)
             else:
                 return
 
@@ -319,10 +462,13 @@ class _RunningContainer:
 class RunningService:
     """The tasks of a service with the properties ``model``, members of ``groups`` while they run."""
 
-    def __init__(self, model: Model, containers: list[_Container], groups: list[TargetGroup]) -> None:
+    def __init__(
+        self, model: Model, containers: list[_Container], groups: list[TargetGroup], *, grace_s: float
+    ) -> None:
         self.model = model
         self._containers = containers
         self._groups = groups
+        self._grace_s = grace_s
         self._tasks: list[list[_RunningContainer]] = []
         self._lock = threading.Lock()
         self.desired = 0
@@ -338,12 +484,23 @@ class RunningService:
         :raises ChildDied: if one does not become ready; the others keep running.
         """
         self.desired = tasks
+        surplus: list[_RunningContainer] = []
         with self._lock:
             while len(self._tasks) > self.desired:
-                for container in self._tasks.pop():
-                    container.stop()
+                surplus += self._tasks.pop()
             while len(self._tasks) < self.desired:
-                self._tasks.append([_RunningContainer(container, self._groups) for container in self._containers])
+                start = functools.partial(_RunningContainer, groups=self._groups, grace_s=self._grace_s)
+                self._tasks.append([start(container) for container in self._containers])
+        if surplus:  # they drain at the same time, and others may start meanwhile
+            with ThreadPoolExecutor(len(surplus)) as stops:
+                for stopped in [stops.submit(container.stop) for container in surplus]:
+                    stopped.result()
+
+    def interrupt(self, task_id: str) -> bool:
+        """Take the Spot capacity of a task away. Returns whether it is a running Spot task of this service."""
+        strategy: list[Mapping[str, Any]] = self.model.get("CapacityProviderStrategy", [])
+        is_spot = any(each["CapacityProvider"] == _SPOT for each in strategy)
+        return is_spot and any(container.interrupt(task_id) for task in self._tasks for container in task)
 
 
 def _secret(reference: str, request: Request) -> str:

@@ -4,7 +4,7 @@ service. Others are not implemented."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from localstack.aws.api import CommonServiceException, RequestContext, handler
@@ -48,11 +48,15 @@ class EcsApi:
         service = _service(_name(request.get("cluster", "default")), request["service"])
         if service is None:
             raise _refused("ServiceNotFoundException", f"Service {request['service']} not found.")
-        if (desired := request.get("desiredCount")) is None:
-            desired = service.desired
-        else:
-            # As on AWS, the answer does not wait for the tasks.
-            threading.Thread(target=_scale, args=(service, desired), name="ecs-scale", daemon=True).start()
+        desired = request.get("desiredCount", service.desired)
+        is_forced = request.get("forceNewDeployment", False)
+        if strategy := request.get("capacityProviderStrategy"):
+            if not is_forced:
+                raise _refused("InvalidParameterException", "Another strategy needs forceNewDeployment.")
+            service.model["CapacityProviderStrategy"] = _pascal(strategy)
+        # As on AWS, the answer does not wait for the tasks.
+        steps = (0, desired) if is_forced else (desired,)
+        threading.Thread(target=_scale, args=(service, steps), name="ecs-scale", daemon=True).start()
         return {"service": {**_described_service(service), "desiredCount": desired}}
 
     @handler("ListTasks", expand=False)
@@ -150,9 +154,10 @@ def _service(cluster: str, name: str) -> RunningService | None:
     return None
 
 
-def _scale(service: RunningService, tasks: int) -> None:
+def _scale(service: RunningService, steps: Sequence[int]) -> None:
     try:
-        service.scale(tasks)
+        for tasks in steps:
+            service.scale(tasks)
     except ChildDied as error:
         ecs.LOG.warning("a task did not start: %s", error)
 
@@ -197,6 +202,7 @@ def _described_service(service: RunningService, *, tagged: bool = False) -> Requ
 
 def _described_task(task: Task) -> Request:
     container: Request = {"name": task.container, "taskArn": _task_arn(task), "lastStatus": task.status}
+    container["healthStatus"] = task.health
     if task.exit_code is not None:
         container["exitCode"] = task.exit_code
     described = {
@@ -205,6 +211,7 @@ def _described_task(task: Task) -> Request:
         "taskDefinitionArn": task.definition,
         "group": f"service:{_name(task.service)}",
         "launchType": "FARGATE",
+        "healthStatus": task.health,
         "lastStatus": task.status,
         "desiredStatus": "STOPPED" if task.stopped_at else "RUNNING",
         "createdAt": task.created_at,
@@ -235,6 +242,11 @@ def _camel(value: Any) -> Any:
     if isinstance(value, dict):
         return {f"{key[0].lower()}{key[1:]}": _camel(each) for key, each in value.items()}
     return [_camel(each) for each in value] if isinstance(value, list) else value
+
+
+def _pascal(strategy: Sequence[Request]) -> list[Request]:
+    """Items of the ECS API with the names of CloudFormation's properties."""
+    return [{f"{key[0].upper()}{key[1:]}": value for key, value in each.items()} for each in strategy]
 
 
 def _refused(code: str, message: str) -> CommonServiceException:

@@ -128,7 +128,7 @@ def start_tls(name: str, port: int, *, settings: Settings, certificate: Path) ->
     """
     targets = settings.directory / "targets" / name / "targets.json"
     targets.parent.mkdir(parents=True)
-    targets.write_text(json.dumps([port]), encoding="utf-8")
+    targets.write_text(json.dumps({"ports": [port], "cuts": [], "idle_s": None}), encoding="utf-8")
     return start_relay(f"{name}-tls", targets, settings=settings, certificate=certificate)
 
 

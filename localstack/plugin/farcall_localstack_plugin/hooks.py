@@ -25,7 +25,7 @@ def farcall_start() -> None:
     _attach_secrets()
     _separate_objects()
     _poll_often()
-    _serve_python_tag()
+    _serve_own_paths()
     if (lifeline := settings().lifeline_fd) is not None:
         threading.Thread(target=_stop_with_driver, args=(lifeline,), name="lifeline", daemon=True).start()
 
@@ -94,17 +94,26 @@ def _poll_often() -> None:
     setattr(ResourceProviderExecutor, "deploy_loop", often)  # noqa: B010 - a patch
 
 
-def _serve_python_tag() -> None:
-    """Serve the tag of the Python that runs functions: a deployment needs wheels for it."""
+def _serve_own_paths() -> None:
+    """Serve the tag of the Python that runs functions, which a deployment needs wheels for; and interrupt Spot tasks,
+    which no AWS API can."""
     from localstack.http import Resource
     from localstack.services.internal import get_internal_apis
 
     get_internal_apis().add(Resource("/_localstack/farcall", _Python()))
+    get_internal_apis().add(Resource("/_localstack/farcall/interrupt/<task_id>", _Interruption()))
 
 
 class _Python:
     def on_get(self, _request: object) -> dict[str, str]:
         return {"python": settings().python_tag}
+
+
+class _Interruption:
+    def on_post(self, _request: object, task_id: str) -> dict[str, bool]:
+        from farcall_localstack_plugin import ecs
+
+        return {"interrupted": any(service.interrupt(task_id) for service in list(ecs.services.values()))}
 
 
 def _stop_with_driver(lifeline_fd: int) -> None:

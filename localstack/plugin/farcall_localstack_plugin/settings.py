@@ -16,7 +16,8 @@ class Settings:
 
     Functions and tasks run under ``python``; ``python_tag`` is the tag of the wheels that it can load.
     ``task_environment`` overrides a task's variables; ``{task}`` in a value becomes the task's own directory. A task
-    has started when ``task_ready_file`` exists in that directory. ``lifeline_fd`` is a pipe from the driver: LocalStack
+    has started when ``task_ready_file`` exists in that directory. The periods of health checks and load balancers in
+    templates are divided by ``speed``; timeouts are not. ``lifeline_fd`` is a pipe from the driver: LocalStack
     stops when its other end closes. With ``database_certificate``, a PEM file with its key, databases use TLS.
     """
 
@@ -28,6 +29,7 @@ class Settings:
     database_directory: Path
     task_environment: Mapping[str, str]
     task_ready_file: str
+    speed: float
     lifeline_fd: int | None
     database_certificate: Path | None
 
@@ -49,6 +51,7 @@ class Settings:
             database_directory=Path(environ[f"{prefix}DATABASE_DIRECTORY"]),
             task_environment=json.loads(environ[f"{prefix}TASK_ENVIRONMENT"]),
             task_ready_file=environ[f"{prefix}TASK_READY_FILE"],
+            speed=float(environ[f"{prefix}SPEED"]),
             lifeline_fd=int(lifeline) if lifeline else None,
             database_certificate=Path(certificate) if certificate else None,
         )
