@@ -29,7 +29,7 @@ variable                                meaning (default)
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
 ``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
-``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer (5 MB)
+``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer, as it is sent (5 MB)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
 ``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
 ``FARCALL_MAX_WAITING``                 tasks that may wait for all endpoints of one identity (1,000,000)
@@ -88,7 +88,8 @@ class ApiSettings:
     """Limits and periods of the API.
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
-    the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
+    the database. ``max_response_bytes`` bounds the results in one answer, counted as Lambda sends them: a body is text
+    inside JSON, in which quotes take two bytes. Lambda's own limit for the whole answer is 6,291,556 bytes.
     More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. No
     task is accepted while more than ``max_memory_percent`` of the queue's memory are used, for an identity whose tasks
     take ``max_identity_memory_percent`` of it, or after ``max_queue_outage_s`` in which the queue did not answer. An
