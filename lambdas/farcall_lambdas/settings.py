@@ -14,10 +14,11 @@ variable                                meaning (default)
 ``FARCALL_OIDC_AUDIENCE``               the audience that a token must be meant for,
 ``FARCALL_OIDC_CLIENTS``                the clients whose tokens are accepted, by their ids, with commas; ``*`` for any;
 ``FARCALL_OIDC_SCOPE``                  or, or also, the scope that a token must carry
+``FARCALL_OIDC_GROUPS_CLAIM``           the claim with the user's groups (groups)
 ``FARCALL_ALLOWED_IDENTITIES``          who may use the deployment: identity ids and verified user names, with commas;
                                         ``*`` for everyone with a valid token (no one),
 ``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
-``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
+``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim of groups (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
 ``FARCALL_READ_GROUPS``                 ``true``: read the groups of users, to share objects with them, also if none is
                                         named (false)
@@ -181,6 +182,7 @@ class AuthSettings:
     oidc_audience: str = ""
     oidc_clients: frozenset[str] = frozenset()
     oidc_scope: str = ""
+    oidc_groups_claim: str = "groups"
     allowed: AllowedUsers = dataclasses.field(default_factory=AllowedUsers)
 
     @classmethod
@@ -212,6 +214,7 @@ class AuthSettings:
                 oidc_audience=_required(environ, "FARCALL_OIDC_AUDIENCE"),
                 oidc_clients=frozenset(clients),
                 oidc_scope=environ.get("FARCALL_OIDC_SCOPE", ""),
+                oidc_groups_claim=environ.get("FARCALL_OIDC_GROUPS_CLAIM") or "groups",
                 allowed=allowed,
             )
             if not found.oidc_clients and not found.oidc_scope:
