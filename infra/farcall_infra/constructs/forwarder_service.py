@@ -75,7 +75,7 @@ class LoadBalancer(Construct):
             "A network load balancer writes access logs for TLS listeners only, and this one passes CURVE through as "
             "TCP. The forwarder logs who connects.",
         )
-        self._targets = elb.NetworkTargetGroup(
+        self.targets = elb.NetworkTargetGroup(
             self,
             "Targets",
             vpc=network.vpc,
@@ -93,12 +93,12 @@ class LoadBalancer(Construct):
                 unhealthy_threshold_count=2,
             ),
         )
-        balancer.add_listener("Peers", port=size.port, protocol=elb.Protocol.TCP, default_target_groups=[self._targets])
+        balancer.add_listener("Peers", port=size.port, protocol=elb.Protocol.TCP, default_target_groups=[self.targets])
         self.address = balancer.load_balancer_dns_name
 
     def add_service(self, service: ecs.FargateService) -> None:
         """Send peers to the tasks of ``service``."""
-        service.attach_to_network_target_group(self._targets)
+        service.attach_to_network_target_group(self.targets)
 
 
 def _behind(balancer: LoadBalancer, size: ForwarderSize) -> dict[str, str]:
@@ -209,6 +209,7 @@ class ForwarderService(Construct):
         # CDK adds the dependency on the task role, but not on the execution role, without which the first tasks could
         # neither pull nor log.
         self.service.node.add_dependency(task.obtain_execution_role())
+        self.targets = balancer.targets if balancer else None
         if balancer:
             balancer.add_service(self.service)
         if size.sleeps:
