@@ -16,7 +16,6 @@ from constructs import Construct
 from farcall_common.errors import (
     FarcallError,
     Fault,
-    Forbidden,
     InvalidRequest,
     LimitExceeded,
     RequestTooLarge,
@@ -134,7 +133,7 @@ _REFUSAL = "$context.authorizer.refusal"
 _GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str, int | None], ...] = (
     (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE, None),
     (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL, None),
-    (apigateway.ResponseType.WAF_FILTERED, Forbidden, _MESSAGE, None),
+    (apigateway.ResponseType.WAF_FILTERED, UserNotAllowed, _MESSAGE, None),
     (apigateway.ResponseType.REQUEST_TOO_LARGE, RequestTooLarge, _MESSAGE, None),
     (apigateway.ResponseType.UNSUPPORTED_MEDIA_TYPE, InvalidRequest, _MESSAGE, 415),
     (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE, None),
