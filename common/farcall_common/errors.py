@@ -216,6 +216,11 @@ class RequestTooLarge(PayloadTooLarge):
     default_hint = "Submit fewer tasks at once, and big payloads by reference."
 
 
+class AnswerTooLarge(InvalidRequest):
+    code = "ANSWER_TOO_LARGE"
+    default_hint = "Ask for less at once: fewer ids, or a smaller limit."
+
+
 class TooManyTasks(InvalidRequest):
     code = "TOO_MANY_TASKS"
     default_hint = "Split the request."

@@ -69,8 +69,13 @@ MAX_STREAM_GROUPS: Final = 10_000
 
 # -- requests to the REST API: docs/limits.md --------------------------------------------------------------------------
 
-#: API Gateway accepts 10 MB, and a Lambda function 6 MB, in which a body may be Base64.
 MAX_REQUEST_BYTES: Final = 4 * MIB
+#: AWS's limits of an event and of an answer of a Lambda function, in which a body is text inside JSON
+#: (:mod:`farcall_common.nested_json`). API Gateway passes more.
+MAX_LAMBDA_EVENT_BYTES: Final = 6_291_456
+MAX_LAMBDA_ANSWER_BYTES: Final = 6_291_556
+#: A request's body as text inside its event; the rest is for path, headers and caller.
+MAX_NESTED_REQUEST_BYTES: Final = MAX_LAMBDA_EVENT_BYTES - 64 * KIB
 #: A function, as JSON: it is registered in one request, and the rest is for its name, description and metadata.
 MAX_FUNCTION_BYTES: Final = MAX_REQUEST_BYTES * 7 // 8
 #: Tasks that one request submits, reads or cancels.

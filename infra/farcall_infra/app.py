@@ -39,10 +39,12 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
         monitored = Monitored(
             api=api.web_api.api,
             api_function=api.function,
+            authorizer=api.authorizer,
             reconciler=api.reconciler,
             canary=api.canary,
             forwarder=forwarder.service,
             forwarder_logs=forwarder.log_group,
+            targets=forwarder.targets,
             database=stores.database.instance,
             queue_nodes=stores.queue.nodes,
         )

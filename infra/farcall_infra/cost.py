@@ -28,6 +28,8 @@ _GIB: Final = 2**30
 _DAYS_PER_MONTH: Final = 30
 _GB_PER_TB: Final = 1000
 _ANALYTICS: Final = "-analytics"
+#: Values of the dimension of the metric of refusals, each of which is a metric: farcall_infra.constructs.metrics.
+REASONS: Final = 3
 
 
 class _Requests(Protocol):
@@ -71,7 +73,7 @@ def idle_bill(templates: Mapping[str, Template], prices: Prices) -> Bill:
     for stack, template in templates.items():
         for name, resource in template["Resources"].items():
             kind = resource["Type"]
-            counts[kind] += 1
+            counts[kind] += _billed(kind, resource["Properties"])
             if kind in prices.free.types or kind in _BY_NUMBER:
                 continue
             if kind not in _PRICERS:
@@ -223,10 +225,13 @@ def _endpoint(properties: Properties, _template: Template, prices: Prices) -> _L
 
 
 def _secret(_properties: Properties, _template: Template, prices: Prices) -> _Lines:
-    yield "secret", prices.secrets.secret_usd_per_month
+    reads = prices.idle.secret_reads_per_hour * prices.hours_per_month
+    yield "secret", prices.secrets.secret_usd_per_month + reads / 10_000 * prices.secrets.call_usd_per_10000
 
 
 def _schedule(properties: Properties, template: Template, prices: Prices) -> _Lines:
+    if "EventPattern" in properties:
+        return  # events of AWS's own services are free
     rate = re.fullmatch(r"rate\((\d+) minutes?\)", properties["ScheduleExpression"])
     if rate is None:
         raise _unpriced(f"a schedule of {properties['ScheduleExpression']}")
@@ -257,6 +262,16 @@ _METRICS: Final = "AWS::Logs::MetricFilter"
 _ALARMS: Final = "AWS::CloudWatch::Alarm"
 _DASHBOARDS: Final = "AWS::CloudWatch::Dashboard"
 _BY_NUMBER: Final = frozenset({_METRICS, _ALARMS, _DASHBOARDS})
+
+
+def _billed(kind: str, properties: Properties) -> int:
+    """How many of its kind a resource is billed as: an alarm on an expression as one for each metric in it, a filter
+    with a dimension as one for each value."""
+    if kind == _ALARMS:
+        return sum("MetricStat" in each for each in properties.get("Metrics", ())) or 1
+    if kind == _METRICS and properties["MetricTransformations"][0].get("Dimensions"):
+        return REASONS
+    return 1
 
 
 def _by_number(counts: Counter[str], prices: Prices) -> _Lines:

@@ -46,6 +46,7 @@ class _Network(_Section):
 
 class _Secrets(_Section):
     secret_usd_per_month: float
+    call_usd_per_10000: float
 
 
 class _Api(_Section):
@@ -97,6 +98,7 @@ class _Idle(_Section):
     run_s: float
     canary_s: float
     log_bytes_per_run: int
+    secret_reads_per_hour: float
 
 
 class _Use(_Section):

@@ -285,6 +285,7 @@ class IdentitySource(_Section):
     oidc_audience: Annotated[str, Field(pattern=r"^\S*$")]
     oidc_clients: tuple[Annotated[str, Field(pattern=r"^[^\s,]+$")], ...]
     oidc_scope: Annotated[str, Field(pattern=r"^\S*$")]
+    oidc_groups_claim: Annotated[str, Field(pattern=r"^\S+$")]
     allowed_identities: tuple[Annotated[str, Field(pattern=r"^(\*|[^\s,*]+)$")], ...]
     allowed_domains: tuple[Annotated[str, AfterValidator(_domain)], ...]
     allowed_groups: tuple[Annotated[str, Field(pattern=r"^[^,*]+$")], ...]

@@ -146,6 +146,7 @@ class ApiStack(cdk.Stack):
                 each.grant(api.role)
         api.node.add_dependency(migration)
         self.function = api.function
+        self.authorizer = authorizer.function
         self.web_api = WebApi(
             self,
             "Web",
@@ -175,6 +176,7 @@ class ForwarderStack(cdk.Stack):
         super().__init__(scope, construct_id, description="Farcall: forwarder")
         forwarder = ForwarderService(self, "Forwarder", deployment=deployment, network=network, stores=stores)
         self.service = forwarder.service
+        self.targets = forwarder.targets
         self.log_group = forwarder.log_group
 
 
@@ -185,7 +187,7 @@ class ObservabilityStack(cdk.Stack):
         super().__init__(scope, construct_id, description="Farcall: observability")
         profile, name = deployment.profile, deployment.name
         notifications = Notifications(self, "News", deployment=name, budget=profile.budget)
-        metrics = Metrics(self, "Metrics", deployment=name, monitored=monitored)
+        metrics = Metrics(self, "Metrics", deployment=name, monitored=monitored, sleeps=profile.forwarder.sleeps)
         Alarms(
             self,
             "Alarms",
@@ -195,7 +197,8 @@ class ObservabilityStack(cdk.Stack):
             metrics=metrics,
             topic=notifications.topic,
         )
-        Dashboard(self, "Dashboard", name=name, monitored=monitored, metrics=metrics)
+        sleeps = profile.forwarder.sleeps
+        Dashboard(self, "Dashboard", name=name, monitored=monitored, metrics=metrics, sleeps=sleeps)
         cdk.CfnOutput(self, "AlarmTopic", value=notifications.topic.topic_arn)
 
 

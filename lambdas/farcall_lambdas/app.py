@@ -16,6 +16,7 @@ from aws_lambda_powertools.utilities.data_classes.common import BaseProxyEvent
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import (
+    AnswerTooLarge,
     ConfigurationError,
     FarcallError,
     Forbidden,
@@ -25,6 +26,8 @@ from farcall_common.errors import (
     RateLimited,
     RequestTooLarge,
 )
+from farcall_common.limits import MAX_LAMBDA_ANSWER_BYTES, MAX_NESTED_REQUEST_BYTES
+from farcall_common.nested_json import nested_bytes
 from farcall_common.store import Stores
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
@@ -42,6 +45,8 @@ logger = Logger(service=SERVICE, child=True)
 
 #: In the resolver's context.
 _CALLER_KEYS: Final = "caller_keys"
+#: Headers and status of an answer, beside its body.
+_HEAD_BYTES: Final = 4_096
 #: Characters of a request's path in the access log.
 _PATH_CHARACTERS: Final = 200
 
@@ -84,6 +89,15 @@ class AdmittingResolver(ApiGatewayResolver):
     def _refusal(self, error: FarcallError) -> ResponseBuilder[Any]:
         return ResponseBuilder(_answer_to(error, self.current_event), serializer=self._serializer)
 
+    def within_limit(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer, or an error if it is more than a Lambda function can send: API Gateway would answer 502."""
+        body = answer["body"] or ""
+        if 2 * len(body) <= (most := MAX_LAMBDA_ANSWER_BYTES - _HEAD_BYTES) or nested_bytes(body) <= most:
+            return answer
+        logger.error("answer too large", route=_route(self.current_event), size_bytes=nested_bytes(body))
+        error = AnswerTooLarge(f"The answer has {nested_bytes(body)} bytes; {most} are allowed.")
+        return self._refusal(error).build(self.current_event, self._cors)
+
 
 class _RestResolver(AdmittingResolver, APIGatewayRestResolver):
     """The resolver for REST API (v1) proxy events."""
@@ -99,6 +113,11 @@ class JsonReader:
         """:raises InvalidRequest: for text that is not JSON (RequestTooLarge: for too much of it)."""
         if len(text) > self._max_bytes:
             raise RequestTooLarge(f"The request has {len(text)} bytes; {self._max_bytes} are allowed.")
+        # At API Gateway, such a request does not reach this code. Characters take six bytes at most.
+        if 6 * len(text) > MAX_NESTED_REQUEST_BYTES and (size := nested_bytes(text)) > MAX_NESTED_REQUEST_BYTES:
+            raise RequestTooLarge(
+                f"The request has {size} bytes as text inside JSON; {MAX_NESTED_REQUEST_BYTES} are allowed."
+            )
         try:
             return json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
@@ -129,7 +148,7 @@ def assemble(resolver: ApiGatewayResolver) -> None:
     resolver.exception_handler(Exception)(on_error)
 
 
-def rest_resolver(settings: ApiSettings) -> APIGatewayRestResolver:
+def rest_resolver(settings: ApiSettings) -> AdmittingResolver:
     """The resolver for REST API (v1) proxy events. Like a Lambda it answers one request at a time."""
     resolver = _RestResolver(enable_validation=True, json_body_deserializer=JsonReader(settings.max_request_bytes))
     assemble(resolver)
@@ -140,7 +159,7 @@ def rest_resolver(settings: ApiSettings) -> APIGatewayRestResolver:
 class Application:
     """The API over one set of stores, as a Lambda runs it."""
 
-    resolver: ApiGatewayResolver
+    resolver: AdmittingResolver
     services: Services
     settings: ApiSettings
     caller_keys: CallerKeys | None = None
@@ -166,7 +185,7 @@ class Application:
         """Answer a proxy event."""
         context_of_request = {_CALLER_KEYS: self.caller_keys, "services": self.services, "settings": self.settings}
         self.resolver.context.update(context_of_request)
-        answer = self.resolver.resolve(event, context)
+        answer = self.resolver.within_limit(self.resolver.resolve(event, context))
         request = event["requestContext"]
         code = _error_code(answer)
         found = {"code": code, "refused": _refused_by(answer["statusCode"], code)}

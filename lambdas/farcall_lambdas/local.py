@@ -126,7 +126,7 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
     def _answer(self) -> dict[str, Any]:
         identity = self._authorizer.identify(self.current_event.headers.get("authorization"))
         self.current_event["requestContext"]["authorizer"] = identity.to_context()
-        return self._resolve().build(self.current_event, self._cors)
+        return self.within_limit(self._resolve().build(self.current_event, self._cors))
 
 
 class _Server(uvicorn.Server):

@@ -14,10 +14,11 @@ variable                                meaning (default)
 ``FARCALL_OIDC_AUDIENCE``               the audience that a token must be meant for,
 ``FARCALL_OIDC_CLIENTS``                the clients whose tokens are accepted, by their ids, with commas; ``*`` for any;
 ``FARCALL_OIDC_SCOPE``                  or, or also, the scope that a token must carry
+``FARCALL_OIDC_GROUPS_CLAIM``           the claim with the user's groups (groups)
 ``FARCALL_ALLOWED_IDENTITIES``          who may use the deployment: identity ids and verified user names, with commas;
                                         ``*`` for everyone with a valid token (no one),
 ``FARCALL_ALLOWED_DOMAINS``             domains of verified user names (none),
-``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim ``groups`` (none),
+``FARCALL_ALLOWED_GROUPS``              groups: ids of Globus Groups, or names in the issuer's claim of groups (none),
 ``FARCALL_ADMINS``                      and administrators, by identity id or verified user name (none)
 ``FARCALL_READ_GROUPS``                 ``true``: read the groups of users, to share objects with them, also if none is
                                         named (false)
@@ -29,7 +30,7 @@ variable                                meaning (default)
 ``FARCALL_MAX_PAYLOAD_BYTES``           of one payload or function (10 MiB)
 ``FARCALL_MAX_INLINE_BYTES``            of a payload in the database (64 KiB)
 ``FARCALL_MAX_REQUEST_BYTES``           of a request (4 MiB)
-``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer (5 MB)
+``FARCALL_MAX_RESPONSE_BYTES``          of the results in one answer, as it is sent (5 MB)
 ``FARCALL_MAX_TASKS_PER_REQUEST``       submitted, read or cancelled at once (10,000)
 ``FARCALL_MAX_QUEUE_DEPTH``             tasks that may wait for one endpoint (100,000)
 ``FARCALL_MAX_WAITING``                 tasks that may wait for all endpoints of one identity (1,000,000)
@@ -88,7 +89,8 @@ class ApiSettings:
     """Limits and periods of the API.
 
     A payload over ``max_payload_bytes`` is refused, one over ``max_inline_bytes`` goes to the blob store instead of
-    the database. ``max_response_bytes`` bounds the results in one answer (a Lambda answers 6 MB at most).
+    the database. ``max_response_bytes`` bounds the results in one answer, counted as Lambda sends them: a body is text
+    inside JSON, in which quotes take two bytes. Lambda's own limit for the whole answer is 6,291,556 bytes.
     More than ``max_queue_depth`` tasks do not wait for one endpoint, nor ``max_waiting`` for all those of one owner. No
     task is accepted while more than ``max_memory_percent`` of the queue's memory are used, for an identity whose tasks
     take ``max_identity_memory_percent`` of it, or after ``max_queue_outage_s`` in which the queue did not answer. An
@@ -180,6 +182,7 @@ class AuthSettings:
     oidc_audience: str = ""
     oidc_clients: frozenset[str] = frozenset()
     oidc_scope: str = ""
+    oidc_groups_claim: str = "groups"
     allowed: AllowedUsers = dataclasses.field(default_factory=AllowedUsers)
 
     @classmethod
@@ -211,6 +214,7 @@ class AuthSettings:
                 oidc_audience=_required(environ, "FARCALL_OIDC_AUDIENCE"),
                 oidc_clients=frozenset(clients),
                 oidc_scope=environ.get("FARCALL_OIDC_SCOPE", ""),
+                oidc_groups_claim=environ.get("FARCALL_OIDC_GROUPS_CLAIM") or "groups",
                 allowed=allowed,
             )
             if not found.oidc_clients and not found.oidc_scope:

@@ -24,6 +24,7 @@ from farcall._version import __version__
 from farcall_common import file_arguments
 from farcall_common.errors import ConfigurationError, PayloadTooLarge, SerializationError
 from farcall_common.limits import MAX_FUNCTION_BYTES, MAX_PAYLOAD_BYTES
+from farcall_common.nested_json import sent_bytes
 from farcall_common.payload import (
     BINARY_DATA,
     Piece,
@@ -489,8 +490,11 @@ def _pack_source(name: str, source: str) -> PackedFunction:
 
 def _bounded(packed: PackedFunction, name: str, function: object = None) -> PackedFunction:
     size_bytes = len(packed.code)
-    if size_bytes > MAX_FUNCTION_BYTES // 2:  # JSON writes some characters with two bytes
-        size_bytes = len(msgspec.json.encode(packed.code.decode()))
+    if size_bytes > MAX_FUNCTION_BYTES // 8:
+        # JSON writes some characters with several bytes. AWS Lambda sends JSON as text inside JSON, and has room for a
+        # third more bytes than a request may have.
+        text = packed.code.decode()
+        size_bytes = max(len(msgspec.json.encode(text)), 3 * sent_bytes(text) // 4)
     if size_bytes > MAX_FUNCTION_BYTES:
         largest = largest_part(function, _size_of)
         raise PayloadTooLarge(

@@ -6,9 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import boto3
+import botocore.session
 import pytest
 
+from farcall_common.store.blobs_s3 import S3Blobs
 from farcall_infra.cloud.account import Queue
 from farcall_infra.cloud.cli import app
 from farcall_infra.cloud.status import metrics_of
@@ -18,6 +22,7 @@ from tests.contract.test_hints import VARIABLE, fields, sources, texts
 from tests.contract.typed import Command, commands_of, problem
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
+_NETWORK = _WORKSPACE / "docs" / "howto" / "network.md"
 _PAGES = ("docs/deploy.md", "docs/operations.md", "infra/README.md")
 
 
@@ -140,3 +145,21 @@ def test_every_metric_is_explained(aws: Templates) -> None:
     for _, each in resources(aws, "AWS::Logs::MetricFilter"):
         (made,) = each["MetricTransformations"]
         assert f"| `{made['MetricName']}` |" in text
+
+
+@pytest.mark.parametrize("region", botocore.session.get_session().get_available_regions("s3"))
+def test_the_page_for_firewalls_names_the_hosts_of_signed_urls(region: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the API's functions, which use names with IPv6, and those of the forwarder."""
+    [row] = [line for line in _NETWORK.read_text(encoding="utf-8").splitlines() if "| the blob store" in line]
+    named = {name.replace("REGION", region) for name in re.findall(r"`(s3[^`]*)`", row)}
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", region)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    found = set()
+    for dual_stack in ("true", "false"):
+        monkeypatch.setenv("AWS_USE_DUALSTACK_ENDPOINT", dual_stack)
+        found.add(urlsplit(S3Blobs("bucket").download_url("key", ttl_s=60)).hostname)
+    assert found <= named
+    if region != "us-east-1":
+        assert found == named - {"s3.amazonaws.com"}

@@ -32,6 +32,8 @@ STATED: Final = {
         "of a function (the SDK sends functions of up to {MAX_FUNCTION_BYTES}, which fit one request)",
         "which fit one request) | {MAX_PAYLOAD_BYTES} |",
         "| bytes of a request | {MAX_REQUEST_BYTES} |",
+        "where quotes, backslashes and line ends take two | {MAX_NESTED_REQUEST_BYTES} |",
+        "takes an event of {MAX_LAMBDA_EVENT_BYTES} and sends an answer of {MAX_LAMBDA_ANSWER_BYTES}",
         "at most {MAX_FILES} files that its endpoint stages, each with a URL of {MAX_URL_CHARACTERS} characters",
         "The `size_bytes` of one is at most {MAX_FILE_BYTES}.",
         "A task reads at most {MAX_SOURCE_FILES} files of at most {MAX_SOURCES} [other endpoints]",

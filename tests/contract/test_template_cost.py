@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.cloud.cli import app
-from farcall_infra.cost import exchange_prices, idle_bill, price_per_million_tasks
+from farcall_infra.constructs import metrics
+from farcall_infra.cost import REASONS, exchange_prices, idle_bill, price_per_million_tasks
 from farcall_infra.prices import DEFAULT_PRICES, load_prices
 from farcall_infra.profiles import Profile, load_profile
-from tests.contract.templates import Templates
+from tests.contract.templates import Templates, resources
 
 PRICES = load_prices()
 
@@ -24,6 +25,23 @@ def test_the_idle_bill_is_within_the_budget(aws: Templates, size: Profile) -> No
     assert bill.usd <= size.budget.idle_usd, "\n".join(f"{item.usd:8.2f}  {item.what}" for item in bill.items)
     # A limit far above the bill would not detect a change.
     assert bill.usd >= 0.85 * size.budget.idle_usd
+
+
+def test_metrics_and_alarms_are_counted_as_they_are_billed(aws: Templates) -> None:
+    """A filter with a dimension makes a metric of each value; an alarm on an expression is billed by its metrics."""
+    assert len(metrics.REASONS) == REASONS
+    by_kind = {
+        what: [item.what for item in idle_bill(aws, PRICES).items if f" {what}, " in item.what]
+        for what in ("metrics", "alarms")
+    }
+    filters = list(resources(aws, "AWS::Logs::MetricFilter"))
+    assert by_kind["metrics"] == [f"{len(filters) + REASONS - 1} metrics, 10 of them free"]
+    measured = [
+        sum("MetricStat" in part for part in alarm.get("Metrics", ())) or 1
+        for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")
+    ]
+    assert by_kind["alarms"] == [f"{sum(measured)} alarms, 10 of them free"]
+    assert sum(measured) > len(measured)
 
 
 def test_every_stack_with_a_price_is_on_the_bill(aws: Templates) -> None:

@@ -28,6 +28,7 @@ def test_an_oidc_issuer_in_the_profile_replaces_globus(synthesized: Callable[[st
         "FARCALL_OIDC_AUDIENCE": "farcall",
         "FARCALL_OIDC_CLIENTS": "farcall-cli,farcall-ci",
         "FARCALL_OIDC_SCOPE": "farcall",
+        "FARCALL_OIDC_GROUPS_CLAIM": "groups",
         "FARCALL_ALLOWED_IDENTITIES": "ada@example.org,grace@example.org",
         "FARCALL_ALLOWED_DOMAINS": "lab.example.org",
         "FARCALL_ALLOWED_GROUPS": "/physics/users",

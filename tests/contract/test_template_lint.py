@@ -127,7 +127,8 @@ def test_invalid_templates_are_found(synthesized: Callable[[str, str], Templates
     the_one(templates, "AWS::RDS::DBInstance")["DBInstanceClass"] = "db.t4g.nano"
     the_one(templates, "AWS::ECS::TaskDefinition")["Memory"] = "300"
     the_one(templates, "AWS::ECS::Service")["TaskDefinition"] = {"Ref": "Nothing"}
-    the_one(templates, "AWS::Events::Rule")["ScheduleExpression"] = "rate(1 minutes)"
+    rules = [each for _, each in resources(templates, "AWS::Events::Rule") if "ScheduleExpression" in each]
+    rules[0]["ScheduleExpression"] = "rate(1 minutes)"
     function = next(properties for _, properties in resources(templates, "AWS::Lambda::Function"))
     function["Runtime"] = "python3.7"
     statements = [

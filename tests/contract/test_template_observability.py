@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 from farcall_forwarder.core.meter import Meter
-from farcall_infra.constructs.metrics import REASONS, REFUSED
+from farcall_infra.constructs.metrics import AUTHORIZER_FAILED, CONNECTIONS_REFUSED, REASONS, REFUSED, WAKING
 from farcall_infra.profiles import Profile
 from tests.contract.templates import Templates, resources, the_one
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
+COUNTS = (CONNECTIONS_REFUSED, WAKING, AUTHORIZER_FAILED)
 _OPERATIONS = _WORKSPACE / "docs" / "operations.md"
 
 
@@ -22,10 +23,11 @@ def _alarm_names(templates: Templates) -> set[str]:
 def test_metric_filters_read_fields_that_the_forwarder_writes(aws: Templates, size: Profile) -> None:
     # Tests of the canary, of submits and of the reconciler check the other fields.
     written = {*Meter().read(endpoints=0, connections=0), "canary_s", "tasks_accepted", "tasks_waiting"}
+    counted = {REFUSED, *(each.name for each in COUNTS)}
     filters = [
         each
         for _, each in resources(aws, "AWS::Logs::MetricFilter")
-        if each["MetricTransformations"][0]["MetricName"] != REFUSED
+        if each["MetricTransformations"][0]["MetricName"] not in counted
     ]
     assert len(filters) == 10 + bool(size.canary.minutes)  # ten metrics are free, and the canary pays for its own
     for each in filters:
@@ -53,6 +55,49 @@ def test_refusals_are_counted_by_reason_and_alarmed(aws: Templates) -> None:
     assert read == set(REASONS)
 
 
+def test_lines_about_failures_are_counted_and_alarmed(aws: Templates, size: Profile) -> None:
+    """Unit tests of the API check that it writes these lines."""
+    wanted = {each.name: each.pattern for each in COUNTS if each is not WAKING or size.forwarder.sleeps}
+    found = {
+        each["MetricTransformations"][0]["MetricName"]: each["FilterPattern"]
+        for _, each in resources(aws, "AWS::Logs::MetricFilter")
+    }
+    assert {name: pattern for name, pattern in found.items() if name in {each.name for each in COUNTS}} == wanted
+    alarmed = {alarm.get("MetricName") for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")}
+    assert set(wanted) <= alarmed
+
+
+def test_alarms_of_saturation_can_fire(aws: Templates, size: Profile) -> None:
+    """Below what a program may use alone: its role of the database is full long before the server is."""
+    alarms = {alarm["AlarmName"]: alarm for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")}
+    api_connections = int((size.database.connections - 10) * 0.6)
+    assert alarms["farcall-database-connections"]["Threshold"] < api_connections
+    assert alarms["farcall-database-memory"]["MetricName"] == "FreeableMemory"
+    nodes = range(1, size.queue.nodes + 1)
+    for number in nodes:
+        assert alarms[f"farcall-queue-busy-{number}"]["MetricName"] == "EngineCPUUtilization"
+    lag = {name for name in alarms if name.startswith("farcall-queue-replica-late-")}
+    assert lag == ({f"farcall-queue-replica-late-{number}" for number in nodes} if len(nodes) > 1 else set())
+    assert ("farcall-forwarder-unhealthy" in alarms) == size.network.load_balancer
+    assert ("farcall-forwarder-waking" in alarms) == size.forwarder.sleeps
+    assert ("farcall-forwarder-missing" in alarms) != size.forwarder.sleeps
+
+
+def test_events_of_the_database_and_the_forwarder_reach_the_topic(aws: Templates) -> None:
+    topic = the_one(aws, "AWS::SNS::TopicPolicy")["Topics"][0]
+    rules = [each for _, each in resources(aws, "AWS::Events::Rule") if "EventPattern" in each]
+    by_source = {rule["EventPattern"]["source"][0]: rule for rule in rules}
+    assert set(by_source) == {"aws.rds", "aws.ecs"}
+    for rule in rules:
+        (target,) = rule["Targets"]
+        assert target["Arn"] == topic
+        assert "Farcall farcall, " in target["InputTransformer"]["InputTemplate"]
+    database, forwarder = by_source["aws.rds"]["EventPattern"], by_source["aws.ecs"]["EventPattern"]
+    assert {"failover", "failure", "low storage", "maintenance"} <= set(database["detail"]["EventCategories"])
+    assert len(database["detail"]["SourceIdentifier"]) == len(forwarder["resources"]) == 1
+    assert forwarder["detail"] == {"eventType": ["ERROR", "WARN"]}
+
+
 def test_every_alarm_notifies_the_topic_and_has_a_description(aws: Templates) -> None:
     alarms = [alarm for _, alarm in resources(aws, "AWS::CloudWatch::Alarm")]
     assert len(alarms) >= 12
@@ -69,7 +114,8 @@ def test_the_manual_documents_exactly_the_existing_alarms(aws: Templates, profil
     named = {re.sub(r"-\d+$", "", name) for name in _alarm_names(aws)}
     assert named <= documented
     if profile == "facility":
-        assert documented - named <= {"database-credits"}  # that size has them too; others may not
+        # Other sizes have these: a burstable database, a forwarder that sleeps.
+        assert documented - named <= {"database-credits", "forwarder-waking"}
 
 
 def test_alarms_on_periodic_metrics_fire_when_data_is_missing(aws: Templates, size: Profile) -> None:
@@ -125,9 +171,10 @@ def test_the_budget_warns_before_it_is_spent(aws: Templates, size: Profile) -> N
 
 def test_alarms_and_budget_may_publish_to_the_topic_with_tls_only(aws: Templates) -> None:
     statements = the_one(aws, "AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
-    (allowed,) = (statement for statement in statements if statement["Effect"] == "Allow")
-    assert allowed["Principal"] == {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}
-    assert allowed["Action"] == "sns:Publish"
+    allowed = [statement for statement in statements if statement["Effect"] == "Allow"]
+    services = ["budgets.amazonaws.com", "cloudwatch.amazonaws.com", "events.amazonaws.com"]
+    assert [each["Principal"]["Service"] for each in allowed] == [services]
+    assert {each["Action"] for each in allowed} == {"sns:Publish"}
     assert any(
         statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
         for statement in statements

@@ -75,7 +75,12 @@ def test_functions_are_arm64_on_one_python(aws: Templates) -> None:
 
 def test_gateway_responses_have_the_apis_error_format(aws: Templates) -> None:
     answers = {r["ResponseType"]: r for _, r in resources(aws, "AWS::ApiGateway::GatewayResponse")}
-    assert {"UNAUTHORIZED", "ACCESS_DENIED", "THROTTLED"} <= set(answers)
+    # The defaults are for all that have no response of their own.
+    assert {"UNAUTHORIZED", "ACCESS_DENIED", "THROTTLED", "DEFAULT_4XX", "DEFAULT_5XX"} <= set(answers)
+    # Without these, the default's status would be that of another error.
+    assert {"REQUEST_TOO_LARGE": "413", "UNSUPPORTED_MEDIA_TYPE": "415", "WAF_FILTERED": "403"}.items() <= {
+        kind: answer["StatusCode"] for kind, answer in answers.items()
+    }.items()
     assert "USER_NOT_ALLOWED" in answers["ACCESS_DENIED"]["ResponseTemplates"]["application/json"]
     for answer in answers.values():
         template = answer["ResponseTemplates"]["application/json"]
@@ -85,6 +90,12 @@ def test_gateway_responses_have_the_apis_error_format(aws: Templates) -> None:
         assert body["status"] == "Failed"
         assert body["reason"] == body["message"] == "why"
         assert body["http_status_code"] == int(answer["StatusCode"])
+
+
+def test_the_gateways_own_address_has_no_old_tls(aws: Templates) -> None:
+    api = the_one(aws, "AWS::ApiGateway::RestApi")
+    assert api["SecurityPolicy"] == "SecurityPolicy_TLS13_1_2_PFS_PQ_2025_09"
+    assert api["EndpointAccessMode"] == "BASIC"
 
 
 def test_the_forwarders_are_arm64_tasks_with_addresses(aws: Templates, size: Profile) -> None:

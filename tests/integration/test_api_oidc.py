@@ -128,6 +128,37 @@ def test_a_token_of_another_program_is_refused(
             provider.authenticate(issuer.token(**claims))
 
 
+def test_access_tokens_of_cognito_are_accepted(issuer: IdentityProvider) -> None:
+    """They have no audience but the client, and their groups in a claim of their own."""
+    provider = _from_environment(
+        issuer,
+        FARCALL_OIDC_AUDIENCE="a-client",
+        FARCALL_OIDC_CLIENTS="a-client",
+        FARCALL_OIDC_GROUPS_CLAIM="cognito:groups",
+        FARCALL_ALLOWED_GROUPS="users",
+    )
+    cognito: dict[str, Any] = {
+        **dict.fromkeys(("aud", "azp", "email", "email_verified", "preferred_username")),
+        "token_use": "access",
+        "client_id": "a-client",
+        "username": "ada-of-the-pool",
+        "cognito:groups": ["users"],
+    }
+    assert provider.authenticate(issuer.token(**cognito)).username == "ada-of-the-pool"
+    others: list[dict[str, Any]] = [
+        {"token_use": "id"},
+        {"token_use": None},
+        {"client_id": "another"},
+        {"client_id": ["a-client"]},
+        {"aud": "another"},
+    ]
+    for refused in others:
+        with pytest.raises(Unauthenticated):
+            provider.authenticate(issuer.token(**cognito | refused))
+    with pytest.raises(UserNotAllowed):
+        provider.authenticate(issuer.token(**cognito | {"cognito:groups": ["guests"], "groups": ["users"]}))
+
+
 def test_a_client_or_a_scope_must_be_named(issuer: IdentityProvider) -> None:
     with pytest.raises(ConfigurationError, match="FARCALL_OIDC_CLIENTS"):
         _from_environment(issuer, FARCALL_ALLOWED_IDENTITIES="*")

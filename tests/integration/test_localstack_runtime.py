@@ -101,6 +101,26 @@ def test_a_handler_that_takes_too_long_is_killed(runtime: Any, start: Start) -> 
     assert _invoke(runtime, process, False, "r2") == ("quick", False)
 
 
+def test_an_answer_over_lambdas_limit_is_an_error(runtime: Any, start: Start) -> None:
+    """The limit is for the answer as JSON, in which quotes take two bytes."""
+    process = start("def handle(event, context):\n    return event[0] * event[1]\n")
+    for text, most in (("x", 6_291_554), ('"', 3_145_777)):
+        assert _invoke(runtime, process, [text, most])[1] is False
+        error, failed = _invoke(runtime, process, [text, most + 1])
+        assert failed
+        assert error["errorType"] == "Function.ResponseSizeTooLarge"
+
+
+def test_the_throttle_admits_a_burst_and_then_its_rate(runtime: Any) -> None:
+    now = [0.0]
+    bucket = importlib.import_module("farcall_localstack_plugin.limits").TokenBucket(2, 3, clock=lambda: now[0])
+    admitted = []
+    for at in (0, 0, 0, 0, 0.25, 0.5, 0.5, 100, 100, 100, 100):
+        now[0] = at
+        admitted.append(bucket.take())
+    assert admitted == [True, True, True, False, False, True, False, True, True, True, False]
+
+
 def test_a_module_that_cannot_be_imported_is_reported(runtime: Any, start: Start) -> None:
     with pytest.raises(runtime.RuntimeFailed, match="no_such_module"):
         start("import no_such_module\n")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import psycopg
 import pytest
@@ -95,6 +96,28 @@ def test_an_unknown_route_is_answered_by_the_api(tier: Tier) -> None:
     status, body = _get(tier, "/no/such/route", tier.token)
     assert status == 404
     assert body["status"] == "Failed"
+
+
+def test_requests_over_lambdas_limit_get_the_apis_error_format(tier: Tier) -> None:
+    """The first is within the limits of the API and of the gateway: in the event of the function, quotes take more."""
+    for size, text in ((1_700_000, '"'), (11_000_000, "x")):
+        body = json.dumps({"function_name": "f", "function_code": text * size})
+        answer = httpx.post(
+            f"{tier.api_url}/v3/functions",
+            content=body,
+            headers={"Authorization": f"Bearer {tier.token}", "Content-Type": "application/json"},
+            timeout=WAIT_S,
+        )
+        found = answer.json()
+        assert (answer.status_code, found["code"], found["http_status_code"]) == (413, "REQUEST_TOO_LARGE", 413)
+        assert found["hint"]
+
+
+def test_a_function_is_not_invoked_with_more_than_lambda_takes(tier: Tier) -> None:
+    functions = Deployer(tier.endpoint_url).client("lambda")
+    name = functions.list_functions()["Functions"][0]["FunctionName"]
+    with pytest.raises(ClientError, match="must be smaller than 6291456 bytes"):
+        functions.invoke(FunctionName=name, Payload=b'"' + b"x" * 6_291_455 + b'"')
 
 
 def test_the_migration_ran_on_real_data_stores(tier: Tier) -> None:
@@ -301,14 +324,31 @@ def test_deploying_the_same_templates_again_changes_nothing(tier: Tier, assembly
 
 
 def test_a_second_deployment_can_be_created_and_deleted_without_the_first(tier: Tier) -> None:
-    second = LocalStackTier(name="second", mode="endpoint", endpoint_url=tier.endpoint_url)
+    slow = {"api.throttle_rate_per_s": "1", "api.throttle_burst": "10", "limits.rate_per_s": "1"}
+    assembly = ensure_assembly(name="second", settings=slow)
+    second = LocalStackTier(name="second", mode="endpoint", endpoint_url=tier.endpoint_url, assembly=assembly)
     with second:
         assert _get(second.tier, "/v2/version", second.token)[0] == 200
         assert _get(second.tier, "/v2/version", tier.token)[0] == 401
         assert second.tier.environment()["FARCALL_DATABASE_PORT"] != tier.environment()["FARCALL_DATABASE_PORT"]
         assert len(tier.forwarder_pids()) == 2
+        _check_throttle(second.tier)
+        assert _get(tier, "/v2/version", None)[0] == 401, "the other stage is not throttled"
     wait_until(lambda: len(tier.forwarder_pids()) == 1)
     tier.require_healthy()
+
+
+def _check_throttle(tier: Tier) -> None:
+    """Requests over the rate of the stage get 429 in the API's format, also without a token."""
+
+    answers: list[tuple[int, Any]] = []
+
+    def is_refused() -> bool:
+        answers.append(_get(tier, "/v2/version", None))
+        return answers[-1][0] == 429
+
+    wait_until(is_refused, "the gateway throttles")
+    assert (answers[-1][1]["code"], answers[-1][1]["retryable"]) == ("LIMIT_EXCEEDED", True)
 
 
 def _assembly(directory: Path, resources: dict[str, Any]) -> Path:

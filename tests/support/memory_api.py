@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from farcall_common.limits import MAX_LAMBDA_ANSWER_BYTES, MAX_LAMBDA_EVENT_BYTES
 from farcall_common.store import Stores
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.app import Application
@@ -48,7 +49,7 @@ class Answer:
 
 
 class MemoryApi:
-    """Calls the API as API Gateway would. Its stores are fakes unless others are given."""
+    """Calls the API as API Gateway would, with the limits of Lambda. Its stores are fakes unless others are given."""
 
     def __init__(
         self,
@@ -81,8 +82,11 @@ class MemoryApi:
         """One request. A ``body`` of text or bytes is sent as it is, any other as JSON; ``path`` may have a query."""
         sent = body if isinstance(body, str | bytes) or body is None else json.dumps(body)
         event = proxy_event(method, path, sent, caller=caller, headers=headers)
+        if _json_bytes(event) > MAX_LAMBDA_EVENT_BYTES:
+            return Answer(413, {"code": "REQUEST_TOO_LARGE"}, {})  # the gateway's answer
         with self._one_at_a_time:  # as a Lambda does; a test may call while it answers
             answer = self.application.answer(event, LambdaContext())
+        assert _json_bytes(answer) <= MAX_LAMBDA_ANSWER_BYTES, (method, path)
         flat = {name: values[0] for name, values in answer["multiValueHeaders"].items()}
         return Answer(answer["statusCode"], json.loads(answer["body"]), flat)
 
@@ -112,6 +116,11 @@ class MemoryApi:
     def token(self, *, caller: Identity = ALICE, **fields: object) -> str:
         """The secret of a new token with every scope; ``fields`` are those of the request."""
         return str(self._ok("/v3/tokens", {"name": "ci", "scopes": list(SCOPES), **fields}, caller)["token"])
+
+
+def _json_bytes(value: object) -> int:
+    """Size of an event or an answer, as Lambda's runtime writes it."""
+    return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def admitted(credential: str, allowed: AllowedUsers | None = None) -> Identity:

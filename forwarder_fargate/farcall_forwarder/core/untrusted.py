@@ -28,6 +28,9 @@ MAX_DEPTH: Final = 6
 MAX_DETAILS: Final = 64 * 1024
 #: The detail that has times of a task by name, as Globus Compute's clients read it.
 TRANSITIONS: Final = "task_transitions"
+#: Bytes of the error of one task, as JSON, and the characters that each text keeps if there are more.
+MAX_ERROR: Final = 256 * 1024
+MAX_ERROR_TEXT: Final = 4096
 #: Characters of an endpoint's problem, and of the reason why one attempt of a task failed.
 MAX_PROBLEM: Final = 1000
 MAX_REASON: Final = 1000
@@ -113,7 +116,8 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
     try:
         record = ErrorRecord.from_json(clean_map(data))
         fields = {key: _typed(key, value) for key, value in vars(record).items()}
-        return ErrorRecord(**{**fields, "endpoint_id": endpoint_id, "attempt": attempt})
+        fields |= {"endpoint_id": endpoint_id, "attempt": attempt}
+        return ErrorRecord(**(fields if len(json.dumps(fields)) <= MAX_ERROR else _shortened(fields)))
     except (KeyError, ValueError, TypeError):
         return ErrorRecord(
             code="RESULT_MALFORMED",
@@ -123,6 +127,12 @@ def clean_error(data: Mapping[str, Any], *, endpoint_id: str, attempt: int) -> E
             endpoint_id=endpoint_id,
             attempt=attempt,
         )
+
+
+def _shortened(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an error with the ends of its texts, and without what can only be read whole."""
+    texts = {name: value[-MAX_ERROR_TEXT:] for name, value in fields.items() if isinstance(value, str)}
+    return {**fields, **texts, "fault": fields["fault"], "reasons": None, "exception_data": None, "sealed": None}
 
 
 def clean_qos(report: EndpointReport, *, now: float) -> QosReport | None:

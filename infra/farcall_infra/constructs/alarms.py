@@ -11,15 +11,31 @@ import aws_cdk as cdk
 from aws_cdk import aws_budgets as budgets
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from farcall_infra.constructs.metrics import CANARY, Metrics, Monitored
+from farcall_infra.constructs.metrics import (
+    AUTHORIZER_FAILED,
+    CANARY,
+    CONNECTIONS_REFUSED,
+    WAKING,
+    Metrics,
+    Monitored,
+)
 from farcall_infra.profiles import Budget, Profile
 
 _GIB: Final = 2**30
+_MIB: Final = 2**20
+#: Free memory of the database below which it is about to swap, of any size: the smallest has 1 GiB.
+_LOW_MEMORY_MIB: Final = 64
+#: Minutes in which a forwarder that is woken runs; Fargate needs one or two.
+_WAKING_MINUTES: Final = 5
+#: Events of RDS about which someone has to know; the others are backups and changes that a deployment makes.
+_DATABASE_EVENTS: Final = ("availability", "failover", "failure", "low storage", "maintenance", "recovery")
 #: Connections that one forwarder's processor is sized for; setting up one takes half a millisecond.
 _CONNECTIONS_PER_TASK: Final = 4000
 #: Alarm if the database's disk, at the rate of the last five minutes, is full within this many hours.
@@ -100,20 +116,15 @@ class Alarms(Construct):
         self._prefix = deployment
         self._topic = topic
         self._add_api_alarms(profile, monitored)
+        self._add_authorizer_alarms(monitored, metrics)
         self._add_refusal_alarm(metrics)
         self._add_forwarder_alarms(profile, monitored, metrics)
         self._add_reconciler_alarms(monitored)
         if minutes := profile.canary.minutes:
             self._add_canary_alarms(metrics, minutes)
-        self._add_database_alarms(profile, monitored)
-        for number, node in enumerate(monitored.queue_nodes, start=1):
-            self._above(
-                f"queue-memory-{number}",
-                queue_metric("DatabaseMemoryUsagePercentage", node),
-                70,
-                periods=3,
-                why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
-            )
+        self._add_database_alarms(profile, monitored, metrics)
+        self._add_queue_alarms(monitored)
+        self._add_events(monitored)
 
     def _add_api_alarms(self, profile: Profile, monitored: Monitored) -> None:
         five = cdk.Duration.minutes(5)
@@ -148,6 +159,23 @@ class Alarms(Construct):
             why=f"Calls are turned away: {to_raise}.",
         )
 
+    def _add_authorizer_alarms(self, monitored: Monitored, metrics: Metrics) -> None:
+        five = cdk.Duration.minutes(5)
+        self._above(
+            "authorizer-failing",
+            metrics.metric(AUTHORIZER_FAILED.name, "Sum", minutes=5),
+            5,
+            periods=2,
+            why="Valid tokens cannot be verified: the identity provider or a secret is unavailable.",
+        )
+        self._above(
+            "authorizer-throttled",
+            monitored.authorizer.metric_throttles(period=five, statistic="Sum"),
+            0,
+            periods=1,
+            why="More callers with new tokens come at once than the authorizer's concurrency admits.",
+        )
+
     def _add_refusal_alarm(self, metrics: Metrics) -> None:
         refusals = metrics.refusals(minutes=5)
         self._above(
@@ -175,6 +203,22 @@ class Alarms(Construct):
                 periods=1,
                 missing=Missing.BREACHING,
                 why="Fewer forwarders run than should.",
+            )
+        if profile.forwarder.sleeps:
+            self._above(
+                "forwarder-waking",
+                metrics.metric(WAKING.name, "Sum"),
+                0,
+                periods=_WAKING_MINUTES,
+                why=f"A forwarder was woken, and does not run after {_WAKING_MINUTES} minutes.",
+            )
+        if monitored.targets is not None:
+            self._above(
+                "forwarder-unhealthy",
+                monitored.targets.metrics.un_healthy_host_count(period=cdk.Duration.minutes(1), statistic="Maximum"),
+                0,
+                periods=5,
+                why="The load balancer sends no peers to a forwarder, because it does not answer its health check.",
             )
         self._above(
             "forwarder-busy",
@@ -242,7 +286,63 @@ class Alarms(Construct):
             why="Each of the canary's last three calls took longer than five seconds.",
         )
 
-    def _add_database_alarms(self, profile: Profile, monitored: Monitored) -> None:
+    def _add_queue_alarms(self, monitored: Monitored) -> None:
+        """For each node. There is none for evictions: the queue's policy is to refuse, and to evict nothing."""
+        for number, node in enumerate(monitored.queue_nodes, start=1):
+            self._above(
+                f"queue-memory-{number}",
+                queue_metric("DatabaseMemoryUsagePercentage", node),
+                70,
+                periods=3,
+                why="The queue is filling up; when it is full, submits are answered but wait for the reconciler.",
+            )
+            self._above(
+                f"queue-busy-{number}",
+                queue_metric("EngineCPUUtilization", node),
+                80,
+                periods=3,
+                why="The queue's one thread is busy; tasks will start late.",
+            )
+            if len(monitored.queue_nodes) > 1:
+                self._above(
+                    f"queue-replica-late-{number}",
+                    queue_metric("ReplicationLag", node),
+                    10,
+                    periods=2,
+                    why="A replica of the queue is ten seconds behind; a fail-over would lose what it does not have.",
+                )
+
+    def _add_events(self, monitored: Monitored) -> None:
+        """Events of RDS and ECS, which no metric shows, go to the topic."""
+        self._tell(
+            "DatabaseEvents",
+            events.EventPattern(
+                source=["aws.rds"],
+                detail_type=["RDS DB Instance Event"],
+                detail={
+                    "SourceIdentifier": [monitored.database.instance_identifier],
+                    "EventCategories": list(_DATABASE_EVENTS),
+                },
+            ),
+            f"Farcall {self._prefix}, database: {events.EventField.from_path('$.detail.Message')}",
+        )
+        self._tell(
+            "ForwarderEvents",
+            events.EventPattern(
+                source=["aws.ecs"],
+                detail_type=["ECS Service Action", "ECS Deployment State Change"],
+                resources=[monitored.forwarder.service_arn],
+                detail={"eventType": ["ERROR", "WARN"]},
+            ),
+            f"Farcall {self._prefix}, forwarder: {events.EventField.from_path('$.detail.eventName')}. "
+            "See the events of its service in ECS.",
+        )
+
+    def _tell(self, name: str, pattern: events.EventPattern, text: str) -> None:
+        message = events.RuleTargetInput.from_text(text)
+        events.Rule(self, name, event_pattern=pattern, targets=[targets.SnsTopic(self._topic, message=message)])
+
+    def _add_database_alarms(self, profile: Profile, monitored: Monitored, metrics: Metrics) -> None:
         five = cdk.Duration.minutes(5)
         size = profile.database
         self._alarm(
@@ -271,9 +371,25 @@ class Alarms(Construct):
         self._above(
             "database-connections",
             monitored.database.metric_database_connections(period=five, statistic="Maximum"),
-            0.8 * size.connections,
+            0.5 * size.connections,
             periods=2,
-            why="Four fifths of the database's connections are taken.",
+            why="Half of the database's connections are taken; the API's share is a little more.",
+        )
+        self._above(
+            "database-refusals",
+            metrics.metric(CONNECTIONS_REFUSED.name, "Sum", minutes=5),
+            0,
+            periods=1,
+            why="The API's share of the database's connections is used up, and requests are answered with 503.",
+        )
+        self._alarm(
+            "database-memory",
+            monitored.database.metric_freeable_memory(period=five, statistic="Minimum"),
+            _LOW_MEMORY_MIB * _MIB,
+            Comparison.LESS_THAN_THRESHOLD,
+            periods=3,
+            missing=Missing.IGNORE,
+            why=f"The database has less than {_LOW_MEMORY_MIB} MiB of memory left.",
         )
         self._above(
             "database-busy",

@@ -7,7 +7,16 @@ from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
 from farcall_infra.constructs.alarms import queue_metric
-from farcall_infra.constructs.metrics import ACCEPTED, CANARY, WAITING, Metrics, Monitored
+from farcall_infra.constructs.metrics import (
+    ACCEPTED,
+    AUTHORIZER_FAILED,
+    CANARY,
+    CONNECTIONS_REFUSED,
+    WAITING,
+    WAKING,
+    Metrics,
+    Monitored,
+)
 
 _THIRD, _QUARTER = 8, 6  # of the 24 columns of a row
 _FIVE = cdk.Duration.minutes(5)
@@ -17,7 +26,14 @@ class Dashboard(Construct):
     """Tasks, waits and connections above; API, database, queue and forwarder below."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, name: str, monitored: Monitored, metrics: Metrics
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        name: str,
+        monitored: Monitored,
+        metrics: Metrics,
+        sleeps: bool,
     ) -> None:
         super().__init__(scope, construct_id)
         api, database = monitored.api, monitored.database
@@ -59,6 +75,8 @@ class Dashboard(Construct):
                         api.metric_client_error(period=_FIVE, statistic="Sum"),
                         api.metric_server_error(period=_FIVE, statistic="Sum"),
                         *metrics.refusals(minutes=5).values(),
+                        metrics.metric(AUTHORIZER_FAILED.name, "Sum", minutes=5),
+                        *([metrics.metric(WAKING.name, "Sum", minutes=5)] if sleeps else []),
                         monitored.reconciler.metric_errors(period=_FIVE, statistic="Sum"),
                     ),
                     _graph(
@@ -82,6 +100,7 @@ class Dashboard(Construct):
                     _graph(
                         "Database connections",
                         database.metric_database_connections(period=_FIVE, statistic="Maximum"),
+                        metrics.metric(CONNECTIONS_REFUSED.name, "Sum", minutes=5),
                     ),
                 ],
             ],

@@ -78,7 +78,7 @@ class LoadBalancer(Construct):
             "TCP. The forwarder authenticates peers by their keys, limits connections by their addresses, and counts "
             "those that it refuses.",
         )
-        self._targets = elb.NetworkTargetGroup(
+        self.targets = elb.NetworkTargetGroup(
             self,
             "Targets",
             vpc=network.vpc,
@@ -97,13 +97,13 @@ class LoadBalancer(Construct):
                 unhealthy_threshold_count=2,
             ),
         )
-        self._targets.set_attribute("target_health_state.unhealthy.connection_termination.enabled", "false")
-        balancer.add_listener("Peers", port=size.port, protocol=elb.Protocol.TCP, default_target_groups=[self._targets])
+        self.targets.set_attribute("target_health_state.unhealthy.connection_termination.enabled", "false")
+        balancer.add_listener("Peers", port=size.port, protocol=elb.Protocol.TCP, default_target_groups=[self.targets])
         self.address = balancer.load_balancer_dns_name
 
     def add_service(self, service: ecs.FargateService) -> None:
         """Send peers to the tasks of ``service``."""
-        service.attach_to_network_target_group(self._targets)
+        service.attach_to_network_target_group(self.targets)
 
 
 class ForwarderService(Construct):
@@ -204,6 +204,7 @@ class ForwarderService(Construct):
         # CDK adds the dependency on the task role, but not on the execution role, without which the first tasks could
         # neither pull nor log.
         self.service.node.add_dependency(task.obtain_execution_role())
+        self.targets = balancer.targets if balancer else None
         if balancer:
             balancer.add_service(self.service)
         if size.sleeps:

@@ -98,6 +98,7 @@ class Identity(Construct):
                 "FARCALL_OIDC_AUDIENCE": source.oidc_audience,
                 "FARCALL_OIDC_CLIENTS": ",".join(source.oidc_clients),
                 "FARCALL_OIDC_SCOPE": source.oidc_scope,
+                "FARCALL_OIDC_GROUPS_CLAIM": source.oidc_groups_claim,
                 **source.environment(),
             }
             return

@@ -1,6 +1,6 @@
 """Metrics from logs. The forwarder writes one line a minute, and each number in it is a metric. The API writes one for
 each batch that it accepts, the reconciler one per run, with the number of waiting tasks, and the canary one per run,
-with the duration of its task.
+with the duration of its task. Lines about failures that no metric of AWS shows are counted.
 
 The metrics have no dimensions but one, the reason of a refusal: a metric per endpoint would cost more than the rest of
 a deployment.
@@ -15,6 +15,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_elasticloadbalancingv2 as elb
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_rds as rds
@@ -46,6 +47,22 @@ ACCEPTED: Final = MetricField("TasksAccepted", "tasks_accepted", cloudwatch.Unit
 WAITING: Final = MetricField("TasksWaiting", "tasks_waiting", cloudwatch.Unit.COUNT)
 CANARY: Final = MetricField("CanaryTime", "canary_s", cloudwatch.Unit.SECONDS)
 
+
+@dataclasses.dataclass(frozen=True)
+class LineCount:
+    """A metric that counts the lines of a log that match a pattern."""
+
+    name: str
+    pattern: str
+
+
+#: Requests that found no free connection to the database: the role of the API has a limit below that of the server.
+CONNECTIONS_REFUSED: Final = LineCount("ConnectionsRefused", '{ $.reason = "the database has no connection left*" }')
+#: Requests for a forwarder while none runs, where forwarders may sleep.
+WAKING: Final = LineCount("ForwarderWaking", '{ $.code = "FORWARDER_WAKING" }')
+#: Tokens that the authorizer could not judge. Lambda's own metric of errors has those that it refused, too.
+AUTHORIZER_FAILED: Final = LineCount("AuthorizerFailures", '{ $.level = "ERROR" }')
+
 #: Requests that the API refused, by the field ``refused`` of its access log: the values of the dimension Reason.
 REFUSED: Final = "RequestsRefused"
 REASONS: Final = ("quota", "rate", "right")
@@ -54,29 +71,37 @@ REASONS: Final = ("quota", "rate", "right")
 @dataclasses.dataclass(frozen=True)
 class Monitored:
     """Parts of other stacks that metrics, alarms and the dashboard read. ``queue_nodes`` are the ids of the queue's
-    nodes; the canary is optional."""
+    nodes; the canary and the targets of a load balancer are optional."""
 
     api: apigateway.RestApi
     api_function: lambda_.Function
+    authorizer: lambda_.Function
     reconciler: lambda_.Function
     canary: lambda_.Function | None
     forwarder: ecs.FargateService
     forwarder_logs: logs.LogGroup
+    targets: elb.INetworkTargetGroup | None
     database: rds.DatabaseInstance | rds.DatabaseInstanceFromSnapshot
     queue_nodes: tuple[str, ...]
 
 
 class Metrics(Construct):
     """A metric filter for each of :data:`FIELDS` and for the metrics of the API, the reconciler and the canary, if
-    there is one, in the deployment's own namespace."""
+    there is one, in the deployment's own namespace. Wakes are counted if forwarders sleep (``sleeps``)."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, monitored: Monitored) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, deployment: str, monitored: Monitored, sleeps: bool
+    ) -> None:
         super().__init__(scope, construct_id)
         self._namespace = f"Farcall/{deployment}"
         for metric in FIELDS:
             self._read(metric, monitored.forwarder_logs)
         self._read(ACCEPTED, monitored.api_function.log_group)
         self._count_refusals(monitored.api_function.log_group)
+        self._count(CONNECTIONS_REFUSED, monitored.api_function.log_group)
+        self._count(AUTHORIZER_FAILED, monitored.authorizer.log_group)
+        if sleeps:
+            self._count(WAKING, monitored.api_function.log_group)
         self._read(WAITING, monitored.reconciler.log_group)
         if monitored.canary is not None:
             self._read(CANARY, monitored.canary.log_group)
@@ -91,6 +116,18 @@ class Metrics(Construct):
             metric_name=metric.name,
             metric_value=f"$.{metric.field}",
             unit=metric.unit,
+        )
+
+    def _count(self, count: LineCount, log_group: logs.ILogGroup) -> None:
+        logs.MetricFilter(
+            self,
+            count.name,
+            log_group=log_group,
+            filter_pattern=logs.FilterPattern.literal(count.pattern),
+            metric_namespace=self._namespace,
+            metric_name=count.name,
+            metric_value="1",
+            unit=cloudwatch.Unit.COUNT,
         )
 
     def _count_refusals(self, log_group: logs.ILogGroup) -> None:

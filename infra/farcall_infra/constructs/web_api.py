@@ -1,7 +1,7 @@
 """The REST API: one regional API Gateway in front of one function, with a token authorizer.
 
 The function routes requests itself, so the gateway has only two routes: the root and everything below it. The gateway's
-own responses (no token, throttled, function unavailable) have the same JSON shape as the function's.
+own responses (no token, throttled, too large, function unavailable) have the same JSON shape as the function's.
 """
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ from aws_cdk import aws_apigateway as apigateway
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from farcall_common.errors import FarcallError, Fault, LimitExceeded, Unauthenticated, Unavailable, UserNotAllowed
+from farcall_common.errors import (
+    FarcallError,
+    Fault,
+    InvalidRequest,
+    LimitExceeded,
+    RequestTooLarge,
+    Unauthenticated,
+    Unavailable,
+    UserNotAllowed,
+)
 from farcall_common.http_errors import status_of
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.profiles import ApiSize
 
 STAGE = "api"
+#: TLS 1.2 and 1.3 with forward secrecy.
+_TLS = "SecurityPolicy_TLS13_1_2_PFS_PQ_2025_09"
 _BEARER = "[Bb][Ee][Aa][Rr][Ee][Rr] +"
 
 
@@ -65,10 +76,16 @@ class WebApi(Construct):
                 authorizer=token_authorizer, authorization_type=apigateway.AuthorizationType.CUSTOM
             ),
         )
+        rest_api = api.node.default_child
+        assert isinstance(rest_api, apigateway.CfnRestApi)
+        # Of the gateway's own address, too: its default admits TLS 1.0. The mode is what an enhanced policy needs, and
+        # changes nothing for a client that names the host.
+        rest_api.security_policy = _TLS
+        rest_api.endpoint_access_mode = "BASIC"
         api.root.add_proxy(any_method=True)  # and the root itself
         _accept_findings(api)
-        for response, error, message in _GATEWAY_ANSWERS:
-            status = status_of(error)
+        for response, error, message, other_status in _GATEWAY_ANSWERS:
+            status = other_status or status_of(error)
             api.add_gateway_response(
                 response.response_type,
                 type=response,
@@ -112,12 +129,17 @@ def _accept_findings(api: apigateway.RestApi) -> None:
 _MESSAGE = "$context.error.messageString"
 #: The authorizer's message, as the inside of a text of JSON.
 _REFUSAL = "$context.authorizer.refusal"
-_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str], ...] = (
-    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE),
-    (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL),
-    (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE),
-    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded, _MESSAGE),
-    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable, _MESSAGE),
+#: Of each response: the error, the message, and the status if it is not that of the error.
+_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str, int | None], ...] = (
+    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE, None),
+    (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL, None),
+    (apigateway.ResponseType.WAF_FILTERED, UserNotAllowed, _MESSAGE, None),
+    (apigateway.ResponseType.REQUEST_TOO_LARGE, RequestTooLarge, _MESSAGE, None),
+    (apigateway.ResponseType.UNSUPPORTED_MEDIA_TYPE, InvalidRequest, _MESSAGE, 415),
+    (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE, None),
+    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded, _MESSAGE, None),
+    (apigateway.ResponseType.DEFAULT_4_XX, InvalidRequest, _MESSAGE, None),
+    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable, _MESSAGE, None),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import uuid
 from collections.abc import Mapping, Set
@@ -17,7 +18,7 @@ from farcall_lambdas.identity import Identity
 
 #: Signatures with a public key only: everyone can verify them, only the issuer can make them.
 _ALGORITHMS: Final = ("RS256", "ES256")
-_REQUIRED: Final = ("exp", "iss", "aud", "sub")
+_REQUIRED: Final = ("exp", "iss", "sub")
 #: The client that a token was issued to: OpenID Connect and Entra, RFC 9068, Okta.
 _CLIENT_CLAIMS: Final = ("azp", "client_id", "cid")
 #: RFC 9068; Okta and Entra.
@@ -35,7 +36,9 @@ class OidcProvider:
 
     A token must be signed by one of the issuer's keys (RS256 or ES256), be meant for ``audience``, and be valid now,
     give or take half a minute. It must have been issued to one of ``clients`` (unless that has ``*``), and carry
-    ``scope``: each if it is given. Its user must be among ``allowed``.
+    ``scope``: each if it is given. Its user must be among ``allowed``; ``groups_claim`` has the user's groups. An
+    access token of Amazon Cognito (claim ``token_use``) may have no audience: then ``audience`` is the client that it
+    was issued to.
 
     The keys are looked up by the issuer's discovery document, fetched again every five minutes, and for a key id that
     is not known; that at most once in ``cooldown_s`` seconds, however many such tokens come.
@@ -49,6 +52,7 @@ class OidcProvider:
         allowed: AllowedUsers,
         clients: Set[str] = frozenset(),
         scope: str = "",
+        groups_claim: str = "groups",
         cooldown_s: float = 10.0,
     ) -> None:
         self._issuer = issuer
@@ -56,6 +60,7 @@ class OidcProvider:
         self._allowed = allowed
         self._clients = clients
         self._scope = scope
+        self._groups_claim = groups_claim
         self._cooldown_s = cooldown_s
         self._lock = threading.Lock()
         self._keys: jwt.PyJWKClient | None = None
@@ -73,7 +78,7 @@ class OidcProvider:
             raise Unauthenticated("The token is not accepted.") from error
         self._require_client(claims)
         subject = str(claims["sub"])
-        names = (claims.get(claim) for claim in ("preferred_username", "email"))
+        names = (claims.get(claim) for claim in ("preferred_username", "email", "username"))
         identity = Identity(
             identity_id=identity_id_of(self._issuer, subject),
             username=next((name for name in names if isinstance(name, str) and name), subject),
@@ -85,7 +90,7 @@ class OidcProvider:
             identity,
             names=verified_names(self._issuer, claims),
             domains=[hosted] if isinstance(hosted, str) and hosted else [],
-            groups=lambda: _texts(claims.get("groups")),
+            groups=lambda: _texts(claims.get(self._groups_claim)),
         )
 
     def _require_client(self, claims: Mapping[str, Any]) -> None:
@@ -104,15 +109,18 @@ class OidcProvider:
         key = self._key_client().get_signing_key_from_jwt(token)
         if key.algorithm_name not in _ALGORITHMS:
             raise jwt.InvalidAlgorithmError(f"keys for {key.algorithm_name} are not for signing tokens")
-        return jwt.decode(
-            token,
-            key,
-            algorithms=list(_ALGORITHMS),
-            issuer=self._issuer,
-            audience=self._audience,
-            leeway=_LEEWAY_S,
-            options={"require": list(_REQUIRED)},
+        decode = functools.partial(
+            jwt.decode, token, key, algorithms=list(_ALGORITHMS), issuer=self._issuer, leeway=_LEEWAY_S
         )
+        try:
+            return decode(audience=self._audience, options={"require": [*_REQUIRED, "aud"]})
+        except jwt.MissingRequiredClaimError as error:
+            if error.claim != "aud":
+                raise
+        claims = decode(options={"require": list(_REQUIRED)})
+        if claims.get("token_use") != "access" or claims.get("client_id") != self._audience:
+            raise jwt.InvalidAudienceError("The token names no audience.")
+        return claims
 
     def _key_client(self) -> jwt.PyJWKClient:
         with self._lock:

@@ -153,6 +153,7 @@ def provider_from_settings(
             allowed=settings.allowed,
             clients=settings.oidc_clients,
             scope=settings.oidc_scope,
+            groups_claim=settings.oidc_groups_claim,
         )
     globus = GlobusProvider(
         _globus_client(settings, secret_max_age_s),

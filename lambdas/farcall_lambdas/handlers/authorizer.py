@@ -32,6 +32,9 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]: 
     except UserNotAllowed as error:
         logger.warning("user refused", reason=error.record.message)
         return refusal(error, event["methodArn"])
+    except Exception:
+        logger.exception("cannot verify a token")  # the metric AuthorizerFailures counts these lines
+        raise
     return policy(identity, event["methodArn"], key=_key())
 
 

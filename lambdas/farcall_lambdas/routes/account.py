@@ -67,7 +67,7 @@ def list_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> AuditList:
     place = decode_cursor(after)
-    entries = call.services.account.changes(
+    entries, may_have_more = call.services.account.changes(
         call.identity,
         since=instant(since),
         until=instant(until),
@@ -86,5 +86,5 @@ def list_audit(
         )
         for each in entries
     ]
-    is_full = len(entries) == limit
-    return AuditList(entries=shown, next=encode_cursor(entries[-1].at, entries[-1].audit_id) if is_full else None)
+    following = encode_cursor(entries[-1].at, entries[-1].audit_id) if may_have_more else None
+    return AuditList(entries=shown, next=following)

@@ -25,8 +25,9 @@ from farcall_lambdas.services.actions import ActionView, TaskPart
 
 router = new_router()
 
-#: Tasks of an action whose errors an answer has with their messages: each may have 8,000 characters.
+#: Tasks of an action whose errors an answer has with their messages, and characters of each.
 _ERRORS_SHOWN: Final = 100
+_ERROR_CHARACTERS: Final = 1_000
 _DAY_S: Final = 86_400.0
 
 _WITHOUT_GLOBUS: Final = (
@@ -187,7 +188,8 @@ def _error(part: TaskPart) -> dict[str, str]:
         return {"code": part.task.state.value.upper(), "message": f"The task ended as {part.task.state}.", "hint": ""}
     else:
         record = part.task.error
-    return {"code": record.code, "message": record.message, "hint": record.hint}
+    most = _ERROR_CHARACTERS
+    return {"code": record.code[:most], "message": record.message[:most], "hint": record.hint[:most]}
 
 
 def _log_entry(event: TaskEvent) -> ActionLogEntry:

@@ -1,5 +1,7 @@
 """Submit routes: tasks, and uploads of large payloads."""
 
+from typing import Final
+
 from farcall_common.errors import FarcallError, Forbidden, TargetInfeasible
 from farcall_common.qos_report import InfeasibleTarget
 from farcall_common.wire.ids import new_id
@@ -22,6 +24,9 @@ from farcall_lambdas.services.limits import check_count
 from farcall_lambdas.services.submit import Submitted
 
 router = new_router()
+
+#: Characters of the reason why a task is refused: each task of a request has one.
+_REASON_CHARACTERS: Final = 300
 
 
 @router.post("/v3/endpoints/<endpoint_id>/submit", summary="Submit tasks to an endpoint", tags=["tasks"])
@@ -95,7 +100,8 @@ def _submit_part(
         status = status_of(error)
         if status >= 500:
             raise
-        refused = SubmitV2Result(status="Failed", task_uuid=None, http_status_code=status, reason=error.record.message)
+        reason = error.record.message[:_REASON_CHARACTERS]
+        refused = SubmitV2Result(status="Failed", task_uuid=None, http_status_code=status, reason=reason)
         return [refused] * len(payloads)
     return [
         SubmitV2Result(status="success", task_uuid=task_id, http_status_code=200, reason=None)

@@ -57,6 +57,9 @@ logger = Logger(service=SERVICE, child=True)
 
 router = new_router()
 
+#: Unknown tasks in one answer to a client of Globus Compute, which gets an entry for each and asks for the rest again.
+_UNKNOWN_SHOWN: Final = 1_000
+
 #: What a request for output counts for in addition if an endpoint does not answer.
 _UNANSWERED_TOKENS: Final = 10
 
@@ -80,7 +83,7 @@ def get_task_batch(body: BatchStatus, call: CurrentCall) -> TaskBatchAnswer:
     unknown = [task_id for task_id, view in views.items() if view is None]
     results = {task_id: task_answer(view, call) for task_id, view in views.items() if view is not None}
     if call.is_globus_client:  # it knows no other form
-        results |= {task_id: _unknown(task_id) for task_id in unknown}
+        results |= {task_id: _unknown(task_id) for task_id in unknown[:_UNKNOWN_SHOWN]}
         unknown = []
     return TaskBatchAnswer(results=results, unknown=unknown or None)
 
@@ -122,7 +125,7 @@ def list_tasks(
 ) -> TaskList:
     """``dead-lettered`` lists those that were not discarded; with ``endpoint_id``, the endpoint's owner sees those of
     all users."""
-    tasks, may_have_more = call.services.results.newest(
+    tasks, names, may_have_more = call.services.results.newest(
         call.identity,
         state=state,
         endpoint_id=endpoint_id,
@@ -134,7 +137,6 @@ def list_tasks(
     call.count(len(tasks))
     last = tasks[-1] if may_have_more else None
     next_page = encode_cursor(last.submitted_at, last.task_id) if last and last.submitted_at else None
-    names = call.services.results.names(call.identity, tasks)
     return TaskList(tasks=[_entry(task, call, names) for task in tasks], next=next_page)
 
 

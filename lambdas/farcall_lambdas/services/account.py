@@ -52,15 +52,19 @@ class AccountService(Service):
         until: dt.datetime | None,
         after: tuple[dt.datetime, int] | None,
         limit: int,
-    ) -> Sequence[AuditEntry]:
+    ) -> tuple[Sequence[AuditEntry], bool]:
         """Audit entries of changes by the caller and the caller's service accounts, and by others to objects of the
-        caller, from ``since`` to before ``until`` and after ``after``, oldest first. The addresses of others are left
-        out: only the operator may read them."""
+        caller, from ``since`` to before ``until`` and after ``after``, oldest first, as many as fit an answer; and
+        whether there may be more. The addresses of others are left out: only the operator may read them."""
         accounts = {each.account_id for each in self._stores.tokens.list_accounts(identity.identity_set)}
         found = self._stores.audit.list_entries(
             identity.identity_set | accounts, since=since, until=until, after=after, limit=limit
         )
-        return [each if identity.owns(each.identity_id) else _without_address(each) for each in found]
+        shown = self._fitting(
+            [each if identity.owns(each.identity_id) else _without_address(each) for each in found],
+            shown=lambda each: dict(each.detail),
+        )
+        return shown, len(found) == limit or len(shown) < len(found)
 
     def note_refusal(self, identity: Identity, refusal: Forbidden, *, route: str) -> None:
         """Log a refusal, and audit it for the owner of the object, if it has one: a few in an hour of each caller, so

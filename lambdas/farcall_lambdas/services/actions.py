@@ -27,6 +27,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.json_calls import pack_json_call, read_json_result
+from farcall_common.nested_json import sent_bytes
 from farcall_common.progress import Progress
 from farcall_common.store.model import Action, Task, TaskEvent
 from farcall_common.wire.ids import is_uuid, new_task_id
@@ -45,6 +46,8 @@ from farcall_lambdas.services.why import WhyService
 _DAY_S: Final = 86_400.0
 #: Bytes of a row without its texts.
 _ROW_BYTES: Final = 300
+#: Bytes of a task in an answer without its result: id, state, and why the result is left out.
+_PART_BYTES: Final = 300
 #: Open tasks of an action whose reason to wait, or progress, an answer has: each takes several reads.
 _EXPLAINED: Final = 10
 #: Tasks that are read at once.
@@ -345,7 +348,8 @@ class ActionService(Service):
 
     def _with_outputs(self, parts: Sequence[TaskPart]) -> Sequence[TaskPart]:
         """The parts with the results that fit an answer, which has each of them twice."""
-        room = self._settings.max_response_bytes // 2
+        room = max(0, self._settings.max_response_bytes - len(parts) * _PART_BYTES) // 2
+        left = room
         wanted = [each.task_id for each in parts if each.task and each.task.state is TaskState.SUCCESS]
         views: dict[str, TaskView] = {}
         for start in range(0, len(wanted), _READ_AT_ONCE):
@@ -357,7 +361,17 @@ class ActionService(Service):
             if len(shown) < len(ids):
                 break
         succeeded = set(wanted)
-        return [_with_output(each, views.get(each.task_id)) if each.task_id in succeeded else each for each in parts]
+        shown_parts: list[TaskPart] = []
+        for each in parts:
+            part = _with_output(each, views.get(each.task_id)) if each.task_id in succeeded else each
+            # Values may be larger than the texts that they were read from: 1e15 becomes 1000000000000000.0.
+            size = sent_bytes(part.output) if part.has_output else 0
+            if size > left:
+                part = dataclasses.replace(each, reason=_LEFT_OUT)
+            else:
+                left -= size
+            shown_parts.append(part)
+        return shown_parts
 
     def _cancel_open(self, view: ActionView, identity_id: str, error: ErrorRecord, about: Mapping[str, object]) -> None:
         """Cancel the open tasks of an action for ``identity_id``, which need not be its creator."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from farcall_common.nested_json import sent_bytes
 from farcall_common.store import Stores
 from farcall_common.store.model import AuditEntry, Endpoint
 from farcall_lambdas.identity import Identity
@@ -78,7 +78,7 @@ class Service:
         are any."""
         room = self._settings.max_response_bytes
         for count, item in enumerate(items):
-            room -= _ENTRY_BYTES + len(json.dumps(shown(item)))
+            room -= _ENTRY_BYTES + sent_bytes(shown(item))
             if room < 0 and count:
                 return items[:count]
         return items

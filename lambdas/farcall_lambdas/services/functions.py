@@ -12,6 +12,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import Conflict, FunctionUnknown, InvalidRequest, PayloadTooLarge
+from farcall_common.nested_json import sent_bytes
 from farcall_common.qos import QoS
 from farcall_common.store.model import SIGNATURE, Function, FunctionAlias, Quota, Quotable, Right
 from farcall_common.wire.ids import is_uuid, new_id
@@ -138,9 +139,11 @@ class FunctionService(Service):
         return self._access.functions(identity, [reference], Right.SEE)[reference], reference
 
     def versions(self, identity: Identity, function_id: str, *, limit: int) -> Sequence[Function]:
-        """The versions of a function that the caller may see, newest first, without their bodies."""
+        """The versions of a function that the caller may see, newest first, without their bodies; as many as fit an
+        answer."""
         self._access.functions(identity, [function_id], Right.SEE)
-        return self._stores.functions.list_versions(function_id, limit=limit)
+        found = self._stores.functions.list_versions(function_id, limit=limit)
+        return self._fitting(found, shown=lambda each: each.metadata)
 
     def put_alias(self, identity: Identity, wanted: PutAlias) -> FunctionAlias:
         """Name a function that the caller may see, or a version of it; replaces an alias of that name.
@@ -229,12 +232,18 @@ class FunctionService(Service):
         return self._containers.environment(identity, container)[1] if container else None
 
     def _body(self, name: str, code: str, *, serialized: bool) -> bytes:
-        body = (code if serialized else _packed_source(name, code)).encode()
-        if len(body) > self._settings.max_payload_bytes:
-            raise PayloadTooLarge(
-                f"The function has {len(body)} bytes; {self._settings.max_payload_bytes} are allowed.",
-                hint="Read large data inside the function instead of capturing it.",
-            )
+        text = code if serialized else _packed_source(name, code)
+        body = text.encode()
+        # An answer has the whole function, as text inside JSON.
+        for size, most, kind in (
+            (len(body), self._settings.max_payload_bytes, "bytes"),
+            (sent_bytes(text), self._settings.max_response_bytes, "bytes as JSON in an answer"),
+        ):
+            if size > most:
+                raise PayloadTooLarge(
+                    f"The function has {size} {kind}; {most} are allowed.",
+                    hint="Read large data inside the function instead of capturing it.",
+                )
         return body
 
     def _quota(self, version: Function) -> Quota:

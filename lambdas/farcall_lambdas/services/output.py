@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 from farcall_common.errors import Unavailable
 from farcall_common.limits import MAX_OUTPUT_ANSWER_BYTES, MAX_OUTPUT_PIECE_BYTES, OUTPUT_ANSWER_S
+from farcall_common.nested_json import sent_bytes
 from farcall_common.store.model import OutputAsk, Task
 from farcall_common.wire.ids import new_id
 from farcall_common.wire.messages import OutputPiece, OutputText, OutputWanted
@@ -69,6 +70,13 @@ class OutputService(Service):
         outputs: dict[str, Output | None] = dict.fromkeys(by_id)
         outputs |= {id_: _from_endpoint(own[id_], piece, by_id[id_]) for id_, piece in pieces.items()}
         outputs |= {id_: _from_record(own[id_], reason, by_id[id_]) for id_, reason in missing.items()}
+        room = self._settings.max_response_bytes
+        for task_id, output in outputs.items():
+            if output is not None:
+                room -= (size := _size_bytes(output.piece))
+                if room < 0:
+                    room += size
+                    outputs[task_id] = _without_text(output, by_id[task_id])
         return outputs
 
     def _is_online(self, endpoint_id: str) -> bool:
@@ -141,6 +149,19 @@ def _from_record(task: Task, reason: str, wanted: OutputWanted) -> Output:
         return Output(task, piece, "record", reason)
     is_sealed = bool(task.error and task.error.sealed) or "sealed" in task.details
     return Output(task, piece, "none", "SEALED" if is_sealed else reason)
+
+
+def _size_bytes(piece: OutputPiece) -> int:
+    """Bytes of a piece in an answer, as it is sent."""
+    return sent_bytes((piece.stdout.text, piece.stderr.text, piece.sealed))
+
+
+def _without_text(output: Output, wanted: OutputWanted) -> Output:
+    """A piece that does not fit the answer: its reader asks for it again."""
+    starts = (max(0, wanted.stdout_from), max(0, wanted.stderr_from))
+    stdout, stderr = (OutputText(start=start, next=start) for start in starts)
+    piece = OutputPiece(task_id=wanted.task_id, attempt=output.piece.attempt, stdout=stdout, stderr=stderr)
+    return Output(output.task, piece, "none", NO_ANSWER)
 
 
 def _tail(task: Task, name: str, wanted_from: int) -> OutputText:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import json
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
@@ -12,15 +11,16 @@ import msgspec
 
 from farcall_common.errors import BlobUnknown, ErrorRecord, InvalidRequest, TaskGroupUnknown, TaskUnknown, TooManyTasks
 from farcall_common.graphs import STAGES, StageState
+from farcall_common.nested_json import sent_bytes
 from farcall_common.progress import PROGRESS, Progress, read_progress
-from farcall_common.staging import FILES, Staging
+from farcall_common.staging import Staging
 from farcall_common.store.model import BlobRef, Endpoint, GraphState, Task, TaskEvent, TaskGroup
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.services.base import Service
 from farcall_lambdas.services.limits import check_count
 
-#: Bytes of an entry of an answer without its result: ids, times, details, a pre-signed URL.
+#: Bytes of an entry of an answer without its texts and details: ids, times, options, a pre-signed URL.
 _ENTRY_BYTES: Final = 2_000
 #: Bytes of an entry of a task group.
 _GROUP_ENTRY_BYTES: Final = 100
@@ -53,14 +53,19 @@ class TaskView:
     staging: Staging | None = None
 
     def size_bytes(self) -> int:
-        """Its approximate size in an answer."""
-        record = self.task.error
-        texts = [self.result]
-        if record:
-            texts += [record.traceback, record.exception_data, record.stdout_tail, record.stderr_tail]
-        details = self.task.details
-        large = len(msgspec.json.encode(details)) if STAGES in details or FILES in details else 0
-        return _ENTRY_BYTES + large + sum(_json_bytes(text) for text in texts if text)
+        """Its approximate size in an answer, as it is sent. The stages are counted again for the view of one task."""
+        task, record = self.task, self.task.error
+        size = _ENTRY_BYTES
+        options = task.options
+        if options.result_serializers or options.environment:
+            size += sent_bytes((options.result_serializers, options.environment and options.environment.label))
+        if task.details:
+            size += sent_bytes(task.details) + (sent_bytes(task.details[STAGES]) if STAGES in task.details else 0)
+        if self.result:
+            size += sent_bytes(self.result)
+        if record:  # its text is there a second time, as `exception`
+            size += sent_bytes(record.to_json()) + sent_bytes(record.traceback or record.message)
+        return size
 
 
 class ResultService(Service):
@@ -134,8 +139,9 @@ class ResultService(Service):
         until: dt.datetime | None = None,
         before: tuple[dt.datetime, str] | None = None,
         limit: int,
-    ) -> tuple[Sequence[Task], bool]:
-        """The caller's tasks, newest first, without results, as many as fit an answer; and whether there may be more.
+    ) -> tuple[Sequence[Task], Mapping[str, str], bool]:
+        """The caller's tasks, newest first, without results, as many as fit an answer; names of the functions and
+        endpoints of the caller's own tasks, by id; and whether there may be more.
 
         The owner of an endpoint sees the dead letters of all users there, without texts of their code.
         """
@@ -154,8 +160,14 @@ class ResultService(Service):
             limit=limit,
         )
         own = [task if identity.owns(task.owner_id) else _for_the_endpoint(task) for task in tasks]
-        shown = self._fitting(own, shown=lambda task: task.error and task.error.to_json())
-        return shown, len(tasks) == limit or len(shown) < len(tasks)
+        names = self._names(identity, own)
+
+        def texts(task: Task) -> object:
+            named = [names.get(each) for each in (task.function_id, task.endpoint_id)]
+            return named, task.timings, task.error and task.error.to_json()
+
+        shown = self._fitting(own, shown=texts)
+        return shown, names, len(tasks) == limit or len(shown) < len(tasks)
 
     def find_ids(self, identity: Identity, kind: Literal["task", "group"], beginning: str) -> Sequence[str]:
         """The caller's tasks or task groups whose ids begin with a text, newest first, some at most.
@@ -167,8 +179,7 @@ class ResultService(Service):
             raise InvalidRequest(f"Too many {kind}s have ids that begin with {beginning}.", hint="Give more digits.")
         return found
 
-    def names(self, identity: Identity, tasks: Sequence[Task]) -> Mapping[str, str]:
-        """Names of the functions and endpoints of the caller's own tasks, by id."""
+    def _names(self, identity: Identity, tasks: Sequence[Task]) -> Mapping[str, str]:
         own = [task for task in tasks if identity.owns(task.owner_id)]
         ids = {each for task in own for each in (task.function_id, task.endpoint_id)}
         return self._stores.tasks.names_of(ids) if ids else {}
@@ -227,6 +238,7 @@ class ResultService(Service):
         if ref is None:
             return TaskView(task, reason=_FARCALL_FORMAT)
         reason = None if takes_refs else f"The result has {ref.size_bytes} bytes, too many for an answer: GET its url."
+        room -= TaskView(task).size_bytes()
         if not takes_refs and ref.size_bytes <= room:
             try:
                 data = self._stores.blobs.read(ref.blob_key)
@@ -234,7 +246,7 @@ class ResultService(Service):
                 return TaskView(task, reason="The result has expired in the blob store.")
             if _is_farcall_format(data):
                 reason = _FARCALL_FORMAT
-            elif _json_bytes(text := _text(data)) <= room:
+            elif sent_bytes(text := _text(data)) <= room:
                 return TaskView(task, result=text)
         url = self._stores.blobs.download_url(ref.blob_key, ttl_s=self._settings.url_ttl_s)
         return TaskView(task, result_ref=ref, url=url, reason=reason)
@@ -292,7 +304,3 @@ def _is_farcall_format(result: bytes) -> bool:
 def _text(data: bytes) -> str:
     """Results are text. One that is not fails when its reader deserialises it, without an effect on other tasks."""
     return data.decode(errors="backslashreplace")
-
-
-def _json_bytes(text: str) -> int:
-    return len(json.dumps(text))

@@ -6,6 +6,7 @@ ended is withdrawn from waiting tasks, too.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Sequence
 
@@ -107,9 +108,12 @@ class SharingService(Service):
         return share
 
     def shares(self, identity: Identity, kind: ObjectKind, object_id: str) -> Sequence[Share]:
-        """Shares of an object that the caller manages, the oldest first."""
+        """Shares of an object that the caller manages, the oldest first: all of them, without notes if they do not fit
+        an answer with them."""
         self._access.shared_object(identity, kind, object_id, Right.MANAGE)
-        return self._stores.shares.list_shares(object_id, limit=self._settings.max_shares)
+        found = self._stores.shares.list_shares(object_id, limit=self._settings.max_shares)
+        fitting = self._fitting(found, shown=lambda each: (each.grantee, each.note, each.allowance))
+        return found if len(fitting) == len(found) else [dataclasses.replace(each, note="") for each in found]
 
     def unshare(self, identity: Identity, kind: ObjectKind, object_id: str, share_id: str) -> None:
         """Take a share of an object that the caller manages back. Open tasks that need it are cancelled.
@@ -135,7 +139,9 @@ class SharingService(Service):
     def shared_with(self, identity: Identity) -> Sequence[SharedObject]:
         """Shares that give the caller rights to objects of others, newest first; as many as fit an answer."""
         found = self._stores.shares.find_objects(self._access.principals_of(identity))
-        return self._fitting(found, shown=lambda each: (each.name, each.share.note))
+        return self._fitting(
+            found, shown=lambda each: (each.name, each.share.grantee, each.share.note, each.share.allowance)
+        )
 
     def end_shares(self, *, until: float) -> int:
         """Delete shares whose time has ended, and withdraw their rights from open tasks, until ``until`` (epoch

@@ -40,8 +40,11 @@ def farcall_stop() -> None:
 def _complete_api_gateway() -> None:
     from localstack.services.apigateway.next_gen.execute_api import handlers
 
+    from farcall_localstack_plugin import gateway_limits
     from farcall_localstack_plugin.authorizer import TokenAuthorizer
 
+    gateway_limits.patch()
+    handlers.preprocess_request.append(gateway_limits.check_request)
     handlers.preprocess_request.append(TokenAuthorizer())
     _use_response_templates()
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from farcall_localstack_plugin import children
 from farcall_localstack_plugin.children import Child
+from farcall_localstack_plugin.limits import MAX_ANSWER_BYTES, answer_too_large
 
 
 class RuntimeFailed(Exception):
@@ -122,7 +123,8 @@ class RuntimeProcess:
                 message = f"{invocation.request_id} Task timed out after {self._timeout_s:.2f} seconds"
                 return Outcome(_error("Sandbox.Timedout", message), is_error=True)
             if request_id in (invocation.request_id, ""):
-                return outcome
+                size = len(outcome.payload)
+                return outcome if size <= MAX_ANSWER_BYTES else Outcome(answer_too_large(size), is_error=True)
 
     def log_text(self, *, since: int = 0) -> str:
         """The output of the process, from byte ``since`` on."""
