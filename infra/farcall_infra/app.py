@@ -6,6 +6,7 @@ Synth is pure: no account, no network look-ups, no docker.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -59,13 +60,15 @@ def add_stacks(app: cdk.App, deployment: Deployment) -> None:
 def synthesize(*, outdir: Path | None = None, context: dict[str, object] | None = None) -> Path:
     """Synthesise the app with the context of the CDK CLI and ``context``; returns the cloud assembly's directory.
 
+    The region is that of ``context``, or the one to which the CDK CLI deploys (``CDK_DEFAULT_REGION``).
     cdk-nag checks templates for AWS, unless ``CDK_VALIDATION=false``; its report is in the assembly.
 
     :raises ConfigurationError: if the context does not describe a deployment.
     :raises RuntimeError: if cdk-nag finds something that no construct suppresses.
     """
     app = cdk.App(outdir=str(outdir) if outdir else None, context={**FEATURE_FLAGS, **(context or {})})
-    deployment = deployment_from_context(app.node.get_all_context())
+    region = {"region": os.environ.get("CDK_DEFAULT_REGION", "")}
+    deployment = deployment_from_context({**region, **app.node.get_all_context()})
     add_stacks(app, deployment)
     if deployment.target.checked:
         cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))

@@ -49,6 +49,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "reservable_concurrency": 200,
     },
     "unverified": {"profile": "lab", "database.authorities": ""},
+    "no-budget": {"profile": "facility", "region": "eu-north-1"},
     "analytics": {
         "profile": "lab",
         "analytics.enabled": "true",

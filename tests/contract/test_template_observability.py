@@ -128,6 +128,7 @@ def test_alarms_and_budget_may_publish_to_the_topic_with_tls_only(aws: Templates
     (allowed,) = (statement for statement in statements if statement["Effect"] == "Allow")
     assert allowed["Principal"] == {"Service": ["budgets.amazonaws.com", "cloudwatch.amazonaws.com"]}
     assert allowed["Action"] == "sns:Publish"
+    assert allowed["Condition"] == {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
     assert any(
         statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
         for statement in statements

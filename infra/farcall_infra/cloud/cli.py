@@ -185,12 +185,17 @@ def synth(
         bool,
         typer.Option("--templates-only", help="Write only the templates: takes seconds, and cannot be deployed."),
     ] = False,
+    region: Annotated[
+        str,
+        typer.Option("--region", help="The AWS region that the templates are for, if it lacks AWS::Budgets::Budget."),
+    ] = "",
 ) -> None:
     """Write the CloudFormation templates and bundles to a directory, and print its path. Needs no account.
 
     This is the CDK's cloud assembly, as `cdk synth` writes it. `cdk deploy --app DIRECTORY` deploys it.
     """
     deployment, arguments = _deployment(name, profile, context)
+    arguments["region"] = region
     output.mkdir(parents=True, exist_ok=True)
     if templates_only:
         with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
@@ -260,6 +265,7 @@ def deploy(
     deployment = dataclasses.replace(deployment, ca_bundle=ca_bundle)
     if ca_bundle:
         arguments["database.authorities"] = str(ca_bundle.path)
+    arguments["region"] = aws.region
     arguments["reservable_concurrency"] = str(_reservable_concurrency(aws, stacks.get("api")))
     changed = changes(deployed_settings(stacks.get("data")), deployment)
     show_changes(changed, profile)
