@@ -26,6 +26,6 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, int]: 
 @functools.cache
 def _services() -> Services:
     configure(os.environ.get("FARCALL_LOG_LEVEL", "INFO"))
-    stores = open_stores(StoreSettings.from_environment(os.environ), max_connections=1)
+    stores = open_stores(StoreSettings.without_blobs(os.environ), max_connections=1)
     fleet = EcsFleet.from_environment(os.environ)
     return Services.over(stores, ApiSettings.from_environment(os.environ), fleet=fleet)
