@@ -89,8 +89,7 @@ class Bundle:
             if not text:
                 raise ConfigurationError(
                     f"the contents of {name} are unknown",
-                    hint="Deploy with `farcall cloud deploy`, which downloads the database's CA bundle, or"
-                    " pass -c database.authorities=FILE",
+                    hint="Pass -c database.authorities=FILE.",
                 )
         _uv(
             "pip", "install", "--quiet", "--target", str(directory.absolute()), *platform.pip_arguments,

@@ -39,6 +39,8 @@ STORAGE_OUTPUT: Final = "Storage"
 EXPRESS_OUTPUT: Final = "ExpressStorage"
 CACHE_FUNCTION_OUTPUT: Final = "CacheFunction"
 CACHE_NAME_OUTPUT: Final = "CacheName"
+#: The default of the parameter for the secret of the Globus client: an ARN of no secret. A policy needs an ARN.
+NO_GLOBUS_SECRET: Final = "arn:aws:secretsmanager:us-east-1:000000000000:secret:none"  # noqa: S105
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
@@ -155,11 +157,12 @@ class Deployment:
     @property
     def verifies_database(self) -> bool:
         """Whether the database's certificate is checked."""
-        return self.ca_bundle is not None or self._fetches_ca_bundle
+        return self.ca_bundle is not None or self.lacks_ca_bundle
 
     @property
-    def _fetches_ca_bundle(self) -> bool:
-        return self.target.store_tls and is_https_url(self.profile.database.authorities)
+    def lacks_ca_bundle(self) -> bool:
+        """Whether the CA bundle of the database has to be downloaded before the bundles are built."""
+        return self.ca_bundle is None and self.target.store_tls and is_https_url(self.profile.database.authorities)
 
     @property
     def keeps_data(self) -> bool:

@@ -35,7 +35,7 @@ from farcall_infra.cloud.lifecycle import delete_unfinished, destroy, require_ch
 from farcall_infra.cloud.settings import Change, changes, deployed_settings, require_possible
 from farcall_infra.cloud.status import Status, read_status
 from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
-from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
+from farcall_infra.deployment import NO_GLOBUS_SECRET, STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
 from tests.unit.infra_account import CACHE, CACHE_ADDRESS, GLOBUS, NOW, SECRET, FakeAws, install_cdk, invoke
@@ -670,6 +670,15 @@ def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws) -> None
     stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "-c profiles=" in stopped.exception.hint
+
+
+def test_the_defaults_of_the_globus_client_are_no_client(aws: FakeAws) -> None:
+    """As after `cdk deploy` without parameters."""
+    defaults = {"GlobusClientId": "", "GlobusScope": "", "GlobusCredentialsArn": NO_GLOBUS_SECRET}
+    aws.stacks["farcall-api"] = dataclasses.replace(aws.stacks["farcall-api"], parameters=defaults)
+    stopped = invoke(aws, "deploy", "--yes", tools=_tools)
+    assert "GlobusClientId, GlobusScope, GlobusCredentialsArn missing" in str(stopped.exception)
+    assert destroy(aws, "farcall", echo=lambda _: None).secret == ""
 
 
 def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws) -> None:

@@ -31,6 +31,7 @@ from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Out
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import (
     SECRET_PARAMETER,
+    client_parameters,
     created_resources,
     delete_stack,
     delete_unfinished,
@@ -436,7 +437,7 @@ def _failure(aws: Aws, name: str) -> DeploymentFailed:
 
 def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
     """:raises ConfigurationError: if one of the parameters has neither a new nor a deployed value."""
-    known = {} if api is None or is_unfinished(api) else api.parameters
+    known = {} if api is None or is_unfinished(api) else client_parameters(api)
     missing = [key for key, value in parameters.items() if not (value or known.get(key))]
     if missing:
         raise ConfigurationError(
@@ -450,7 +451,7 @@ def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
 def _complete_secret(aws: Aws, parameters: dict[str, str], api: Stack | None) -> None:
     """Replace an ARN of the Globus client's secret without its last six characters by the full ARN: with the short one,
     the authorizer could not read the secret."""
-    deployed = api.parameters.get(SECRET_PARAMETER, "") if api else ""
+    deployed = client_parameters(api).get(SECRET_PARAMETER, "") if api else ""
     known = parameters[SECRET_PARAMETER] or deployed
     if (whole := aws.secret_arn(known)) and whole != known:
         parameters[SECRET_PARAMETER] = whole
