@@ -19,7 +19,7 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.session import get_session
 
-from farcall_infra.bundles import FORWARDER
+from farcall_infra.bundles import FORWARDER, LAMBDAS, Bundle
 from farcall_infra.profiles import Profile
 from tests.contract.templates import Resource, Templates, resources, the_one
 
@@ -129,10 +129,10 @@ def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
     return granted
 
 
-def test_the_forwarder_bundle_has_botocores_data_for_its_calls() -> None:
-    ours = ("common/", "forwarder_fargate/")
-    called = {service for module, (service, _) in _calls().items() if module.startswith(ours)}
-    assert called == set(FORWARDER.aws_services)
+@pytest.mark.parametrize(("bundle", "part"), [(FORWARDER, "forwarder_fargate/"), (LAMBDAS, "lambdas/")])
+def test_a_bundle_has_botocores_data_for_its_calls(bundle: Bundle, part: str) -> None:
+    called = {service for module, (service, _) in _calls().items() if module.startswith(("common/", part))}
+    assert called == set(bundle.aws_services)
 
 
 def test_all_modules_that_call_aws_are_known() -> None:
