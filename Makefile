@@ -18,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-regions test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -258,6 +258,10 @@ test-docs: setup .venv-globus/.made .tools/site/.made
 # The wheels on each Python of this machine; test-integration does all of it on one, and little on the others.
 test-wheels: setup
 	FARCALL_ALL_PYTHONS=1 $(PYTEST) tests/integration/test_wheels.py
+
+# cfn-lint on the templates of all profiles for each commercial region, in two minutes; for a nightly run.
+test-regions: setup
+	FARCALL_ALL_REGIONS=1 $(PYTEST) tests/contract/test_template_lint.py -n 2
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup $(IMAGES)/.made

@@ -2,7 +2,8 @@
 
 A bundle is a directory that Python can run from when it is on the path: the wheels that a file of ``requirements/``
 names, for the platform it will run on, plus the files of our packages as they are installed here, from a clone or from
-wheels. Its asset hash is a hash of exactly these inputs, so a synth on another machine gives the same template.
+wheels. Its asset hash is a hash of its contents, so that byte code which is added later is deployed. In templates
+without bundles it is a hash of the inputs.
 """
 
 from __future__ import annotations
@@ -89,8 +90,7 @@ class Bundle:
             if not text:
                 raise ConfigurationError(
                     f"the contents of {name} are unknown",
-                    hint="Deploy with `farcall cloud deploy`, which downloads the database's CA bundle, or"
-                    " pass -c database.authorities=FILE",
+                    hint="Pass -c database.authorities=FILE.",
                 )
         _uv(
             "pip", "install", "--quiet", "--target", str(directory.absolute()), *platform.pip_arguments,
@@ -148,17 +148,19 @@ def package_files(directory: Path) -> list[Path]:
     return [path for path in sorted(directory.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
+# A test compares the services with the calls in the sources.
 LAMBDAS: Final = Bundle(
     "lambdas",
     requirements=_HERE / "requirements" / "lambdas.txt",
     packages=("farcall_lambdas", "farcall_common"),
     extra_files=("migration_resource.py",),
+    aws_services=("cloudwatch", "ecs", "elasticache", "lambda", "s3", "secretsmanager"),
 )
 FORWARDER: Final = Bundle(
     "forwarder",
     requirements=_HERE / "requirements" / "forwarder.txt",
     packages=("farcall_forwarder", "farcall_common"),
-    aws_services=("s3", "secretsmanager"),  # a test compares them with the calls in the sources
+    aws_services=("s3", "secretsmanager"),
 )
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import http.client
+import shutil
 import ssl
+import tempfile
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -88,3 +91,18 @@ def fetch_ca_bundle(url: str, directory: Path, *, now: dt.datetime) -> CaBundle:
             " -c database.authorities=global-bundle.pem",
         ) from error
     return read_ca_bundle(path, now=now)
+
+
+def keep_ca_bundle(url: str, directory: Path, *, now: dt.datetime, echo: Callable[[str], None]) -> CaBundle:
+    """The CA bundle that ``directory`` has, downloaded from ``url`` if it has none; ``echo`` prints which one it is.
+
+    :raises ConfigurationError: as :func:`fetch_ca_bundle` and :func:`read_ca_bundle`.
+    """
+    kept = directory / CA_BUNDLE_FILE
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(prefix="farcall-ca-bundle-") as temporary:
+            shutil.copyfile(fetch_ca_bundle(url, Path(temporary), now=now).path, kept)
+        echo(f"Downloaded the database's CA bundle from {url}.")
+    found = read_ca_bundle(kept, now=now)
+    echo(f"The bundles contain the CA bundle {found.path}. Delete the file to download it again.")
+    return found

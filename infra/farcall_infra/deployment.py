@@ -18,6 +18,7 @@ from farcall_common.errors import ConfigurationError
 from farcall_infra.bundles import ARM64, HOST, X86_64, Bundle, WheelPlatform
 from farcall_infra.ca_bundle import CA_BUNDLE_FILE, CaBundle, is_https_url, read_ca_bundle
 from farcall_infra.profiles import DEFAULT_PROFILES, Profile, load_profile, setting_names
+from farcall_infra.regions import BUDGET_REGIONS
 
 #: The stacks of a deployment, in the order in which they are created.
 STACKS: Final = ("network", "data", "api", "forwarder", "observability")
@@ -42,6 +43,8 @@ STORAGE_OUTPUT: Final = "Storage"
 EXPRESS_OUTPUT: Final = "ExpressStorage"
 CACHE_FUNCTION_OUTPUT: Final = "CacheFunction"
 CACHE_NAME_OUTPUT: Final = "CacheName"
+#: The default of the parameter for the secret of the Globus client: an ARN of no secret. A policy needs an ARN.
+NO_GLOBUS_SECRET: Final = "arn:aws:secretsmanager:us-east-1:000000000000:secret:none"  # noqa: S105
 #: Settings that are paths, which `farcall cloud deploy` overrides with absolute ones.
 _PATHS: Final = frozenset({"database.authorities"})
 _DIGITS: Final = 12
@@ -118,7 +121,8 @@ class Deployment:
 
     ``ca_bundle`` is that of the database, None if its certificate is not checked or the file is not downloaded yet.
     ``overrides`` names the settings that do not come from the profile's table. ``reservable_concurrency`` is how much
-    of the account's Lambda concurrency may be reserved, None if that is unknown.
+    of the account's Lambda concurrency may be reserved, None if that is unknown. ``region`` is empty for templates that
+    are for any region with all resource types.
     """
 
     name: str
@@ -127,6 +131,12 @@ class Deployment:
     ca_bundle: CaBundle | None = None
     overrides: tuple[str, ...] = ()
     reservable_concurrency: int | None = None
+    region: str = ""
+
+    @property
+    def lacks_budget(self) -> bool:
+        """Whether the profile has a budget that the region's CloudFormation cannot create."""
+        return bool(self.profile.budget.monthly_usd and self.region and self.region not in BUDGET_REGIONS)
 
     @property
     def api_concurrency(self) -> int:
@@ -151,11 +161,12 @@ class Deployment:
     @property
     def verifies_database(self) -> bool:
         """Whether the database's certificate is checked."""
-        return self.ca_bundle is not None or self._fetches_ca_bundle
+        return self.ca_bundle is not None or self.lacks_ca_bundle
 
     @property
-    def _fetches_ca_bundle(self) -> bool:
-        return self.target.store_tls and is_https_url(self.profile.database.authorities)
+    def lacks_ca_bundle(self) -> bool:
+        """Whether the CA bundle of the database has to be downloaded before the bundles are built."""
+        return self.ca_bundle is None and self.target.store_tls and is_https_url(self.profile.database.authorities)
 
     @property
     def keeps_data(self) -> bool:
@@ -181,7 +192,8 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
 
     Keys: ``profile`` (default ``lab``), ``profiles`` (a TOML file), ``name`` (default ``farcall``; the prefix of the
     stacks' names, so that several deployments fit into one account), ``target`` (one of :data:`TARGETS`), and
-    ``section.key`` for every setting of a profile, and ``reservable_concurrency`` (see :class:`Deployment`). Other keys
+    ``section.key`` for every setting of a profile, and ``reservable_concurrency`` and ``region`` (see
+    :class:`Deployment`). Other keys
     (CDK's own have colons) are ignored. A file with the database's CA bundle is read; nothing is downloaded. The clock
     is read only to refuse expired certificates.
 
@@ -211,6 +223,7 @@ def deployment_from_context(context: Mapping[str, Any]) -> Deployment:
         ca_bundle=None if not file or is_https_url(file) else read_ca_bundle(Path(file), now=dt.datetime.now(dt.UTC)),
         reservable_concurrency=None if reservable is None else int(reservable),
         overrides=tuple(sorted(overrides.keys() - _PATHS)),
+        region=str(context.get("region") or ""),
     )
 
 

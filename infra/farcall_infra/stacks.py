@@ -186,7 +186,7 @@ class ObservabilityStack(cdk.Stack):
     def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment, monitored: Monitored) -> None:
         super().__init__(scope, construct_id, description="Farcall: observability")
         profile, name = deployment.profile, deployment.name
-        notifications = Notifications(self, "News", deployment=name, budget=profile.budget)
+        notifications = Notifications(self, "News", deployment=deployment)
         metrics = Metrics(self, "Metrics", deployment=name, monitored=monitored, sleeps=profile.forwarder.sleeps)
         Alarms(
             self,

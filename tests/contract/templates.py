@@ -48,6 +48,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "reservable_concurrency": 170,
     },
     "unverified": {"profile": "lab", "canary.minutes": 60, "database.authorities": ""},
+    "no-budget": {"profile": "facility", "region": "eu-north-1"},
     "analytics": {
         "profile": "lab",
         "analytics.enabled": "true",

@@ -85,9 +85,9 @@ def test_settings_can_be_read_from_the_environments(resources: dict[str, dict[st
         handler: environment | (authorities if "FARCALL_DATABASE_AUTHORITIES" in environment else {})
         for handler, environment in _functions(resources).items()
     }
-    for handler in ("api", "reconciler"):
+    for handler, read in (("api", StoreSettings.from_environment), ("reconciler", StoreSettings.without_blobs)):
         environment = functions[f"farcall_lambdas.handlers.{handler}.handle"]
-        assert StoreSettings.from_environment(environment).queue_url.startswith("rediss://")
+        assert read(environment).queue_url.startswith("rediss://")
         ApiSettings.from_environment(environment)
     assert DatabaseSettings.from_environment(functions["migration_resource.handle"]).name == "farcall"
     assert AuthSettings.from_environment(functions["farcall_lambdas.handlers.authorizer.handle"]).provider == "globus"
@@ -95,7 +95,9 @@ def test_settings_can_be_read_from_the_environments(resources: dict[str, dict[st
         variable["Name"]: variable["Value"] if isinstance(variable["Value"], str) else "5432"
         for variable in _container(resources)["Environment"]
     } | authorities
-    assert StoreSettings.from_environment(container).blobs.bucket
+    blobs = StoreSettings.from_environment(container).blobs
+    assert blobs is not None
+    assert blobs.bucket
     assert ForwarderSettings.read([], container).port == 443
 
 

@@ -172,8 +172,11 @@ def test_the_budget_warns_before_it_is_spent(aws: Templates, size: Profile) -> N
 def test_alarms_and_budget_may_publish_to_the_topic_with_tls_only(aws: Templates) -> None:
     statements = the_one(aws, "AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
     allowed = [statement for statement in statements if statement["Effect"] == "Allow"]
-    services = ["budgets.amazonaws.com", "cloudwatch.amazonaws.com", "events.amazonaws.com"]
-    assert [each["Principal"]["Service"] for each in allowed] == [services]
+    account = {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+    assert [(each["Principal"]["Service"], each.get("Condition")) for each in allowed] == [
+        (["budgets.amazonaws.com", "cloudwatch.amazonaws.com"], account),
+        ("events.amazonaws.com", None),  # its publications to a topic know no conditions
+    ]
     assert {each["Action"] for each in allowed} == {"sns:Publish"}
     assert any(
         statement["Effect"] == "Deny" and statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}

@@ -19,7 +19,8 @@ from botocore import xform_name
 from botocore.config import Config
 from botocore.session import get_session
 
-from farcall_infra.bundles import FORWARDER
+from farcall_infra.bundles import FORWARDER, LAMBDAS, Bundle
+from farcall_infra.profiles import Profile
 from tests.contract.templates import Resource, Templates, resources, the_one
 
 _WORKSPACE = Path(__file__).resolve().parents[2]
@@ -41,6 +42,8 @@ _USED_WITH = {
     "lambdas/farcall_lambdas/fleet.py": "FARCALL_FLEET_CLUSTER",
     "lambdas/farcall_lambdas/handlers/canary.py": "FARCALL_API_FUNCTION",
 }
+#: Calls of a module that only one program makes.
+_MADE_BY = {"s3:DeleteObject": "the forwarder"}
 #: Operations whose right has another name. (Service Authorization Reference.)
 _RIGHTS = {
     "lambda:Invoke": "lambda:InvokeFunction",
@@ -126,10 +129,10 @@ def _granted(templates: Templates, role: Resource) -> dict[str, list[Any]]:
     return granted
 
 
-def test_the_forwarder_bundle_has_botocores_data_for_its_calls() -> None:
-    ours = ("common/", "forwarder_fargate/")
-    called = {service for module, (service, _) in _calls().items() if module.startswith(ours)}
-    assert called == set(FORWARDER.aws_services)
+@pytest.mark.parametrize(("bundle", "part"), [(FORWARDER, "forwarder_fargate/"), (LAMBDAS, "lambdas/")])
+def test_a_bundle_has_botocores_data_for_its_calls(bundle: Bundle, part: str) -> None:
+    called = {service for module, (service, _) in _calls().items() if module.startswith(("common/", part))}
+    assert called == set(bundle.aws_services)
 
 
 def test_all_modules_that_call_aws_are_known() -> None:
@@ -139,7 +142,11 @@ def test_all_modules_that_call_aws_are_known() -> None:
 def test_each_program_has_exactly_the_permissions_for_its_calls(aws: Templates) -> None:
     for name, role, environment, _ in _programs(aws):
         needed = {
-            right for module, (_, rights) in _calls().items() if _USED_WITH[module] in environment for right in rights
+            right
+            for module, (_, rights) in _calls().items()
+            if _USED_WITH[module] in environment
+            for right in rights
+            if _MADE_BY.get(right, name) == name
         }
         granted = {right for right in _granted(aws, role) if not right.startswith(_LAMBDAS_OWN)}
         assert granted == needed, name
@@ -175,7 +182,7 @@ def test_each_program_may_read_only_the_secrets_in_its_environment(aws: Template
         assert sorted(map(str, readable)) == sorted(map(str, told)), name
 
 
-def test_policy_conditions_are_valid(aws: Templates) -> None:
+def test_policy_conditions_are_valid(aws: Templates, size: Profile) -> None:
     kinds = ("AWS::IAM::Policy", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy")
     conditions = [
         statement["Condition"]
@@ -187,7 +194,37 @@ def test_policy_conditions_are_valid(aws: Templates) -> None:
     functions = ["arn:", {"Ref": "AWS::Partition"}, ":lambda:", {"Ref": "AWS::Region"}, ":", {"Ref": "AWS::AccountId"}]
     by_code = {"ArnLike": {"lambda:SourceFunctionArn": {"Fn::Join": ["", [*functions, ":function:*"]]}}}
     insecure = {"Bool": {"aws:SecureTransport": "false"}}
-    assert [each for each in conditions if each != by_code] == [insecure] * 2  # the bucket's and the topic's
+    ours = {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+    scaling = [each for each in conditions if "StringEqualsIfExists" in each]
+    assert len(scaling) == (2 if size.forwarder.sleeps else 0)  # the API's and the reconciler's
+    others = [each for each in conditions if each != by_code and each not in scaling]
+    assert sorted(others, key=str) == [insecure, insecure, ours]  # the bucket's and the topic's
+
+
+def test_functions_may_scale_the_forwarders_but_not_change_what_they_run(
+    synthesized: Callable[[str, str], Templates],
+) -> None:
+    templates = synthesized("aws", "hobby")
+    family = the_one(templates, "AWS::ECS::TaskDefinition")["Family"]
+    scaling = [
+        statement
+        for _, policy in resources(templates, "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+        if statement["Action"] == "ecs:UpdateService"
+    ]
+    assert len(scaling) == 2
+    for statement in scaling:
+        condition = statement["Condition"]
+        assert condition["StringEqualsIfExists"] == {"ecs:enable-execute-command": "false"}
+        definition = condition["ArnLikeIfExists"]["ecs:task-definition"]["Fn::Join"][1]
+        assert definition[-1] == f":task-definition/{family}:*"
+        assert statement["Resource"]["Fn::Join"][1][-1] == ":service/farcall/forwarder"
+
+
+def test_programs_may_not_read_descriptions_of_secrets(aws: Templates) -> None:
+    for _, policy in resources(aws, "AWS::IAM::Policy"):
+        for statement in policy["PolicyDocument"]["Statement"]:
+            assert "secretsmanager:DescribeSecret" not in json.dumps(statement["Action"])
 
 
 def test_the_code_of_a_function_may_not_change_network_interfaces(aws: Templates) -> None:

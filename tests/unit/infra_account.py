@@ -61,6 +61,7 @@ class FakeAws(Aws):
     quotas: float | None = 100.0
     vpcs: int = 1
     roles: bool = True
+    lacking: bool = False
     refused: bool = False
     tasks_found: Tasks = dataclasses.field(default_factory=lambda: Tasks(desired=1, running=1))
     database_status: str = "available"
@@ -103,6 +104,18 @@ class FakeAws(Aws):
 
     def count_addresses(self) -> int:
         return 0
+
+    def has_type(self, name: str) -> bool:
+        return not self.lacking
+
+    def zones(self) -> Mapping[str, str]:
+        return {f"{self.region}{letter}": f"euc1-az{number}" for number, letter in enumerate("abc", start=1)}
+
+    def postgres_versions(self, instance_class: str, *, multi_az: bool) -> Sequence[str]:
+        return ["16.4"] if self.lacking else ["16.4", "17.6"]
+
+    def has_cache_node(self, node_type: str) -> bool:
+        return not self.lacking
 
     def has_role(self, name: str) -> bool:
         return self.roles

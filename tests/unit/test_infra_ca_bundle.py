@@ -16,7 +16,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError
 from farcall_infra.bundles import ARM64, FORWARDER, LAMBDAS
-from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, fetch_ca_bundle, read_ca_bundle
+from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, fetch_ca_bundle, keep_ca_bundle, read_ca_bundle
 from farcall_infra.deployment import deployment_from_context
 from tests.certificates import Authority
 
@@ -129,6 +129,25 @@ def test_the_ca_bundle_is_downloaded_over_tls(tmp_path: Path, truststore: str) -
     assert found.path.parent == tmp_path
 
 
+def test_the_app_downloads_the_ca_bundle_once_and_says_where_it_is(tmp_path: Path, truststore: str) -> None:
+    said: list[str] = []
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    for _ in range(2):
+        found = keep_ca_bundle(f"{truststore}/bundle.pem", clone, now=NOW, echo=said.append)
+        assert (found.pem, found.path) == (_RDS.pem, clone / "database-authorities.pem")
+    assert [line.partition(" ")[0] for line in said] == ["Downloaded", "The", "The"]
+    assert str(found.path) in said[-1]
+
+
+def test_a_failed_download_of_the_app_leaves_no_file(tmp_path: Path, truststore: str) -> None:
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    with pytest.raises(ConfigurationError):
+        keep_ca_bundle(f"{truststore}/empty.pem", clone, now=NOW, echo=print)
+    assert not list(clone.iterdir())
+
+
 def test_a_ca_bundle_from_an_untrusted_server_is_refused(
     tmp_path: Path, truststore: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +168,7 @@ def test_a_failed_download_is_an_error(tmp_path: Path, truststore: str, path: st
 
 
 def test_a_code_bundle_is_not_built_without_its_ca_bundle(tmp_path: Path) -> None:
-    """Without `farcall cloud deploy` the file must be named: the check cannot be skipped by mistake."""
+    """Not even by mistake."""
     deployment = deployment_from_context({})
     assert deployment.verifies_database
     with pytest.raises(ConfigurationError, match="contents of database-authorities"):

@@ -35,7 +35,7 @@ from farcall_infra.cloud.lifecycle import delete_unfinished, destroy, require_ch
 from farcall_infra.cloud.settings import Change, changes, deployed_settings, require_possible
 from farcall_infra.cloud.status import Status, read_status
 from farcall_infra.cloud.tools import CDK_VERSION, Tools, version_of
-from farcall_infra.deployment import STACKS, Deployment, deployment_from_context
+from farcall_infra.deployment import NO_GLOBUS_SECRET, STACKS, Deployment, deployment_from_context
 from farcall_infra.profiles import load_profile
 from farcall_infra.release import this_release
 from tests.unit.infra_account import CACHE, CACHE_ADDRESS, GLOBUS, NOW, SECRET, FakeAws, install_cdk, invoke
@@ -95,12 +95,27 @@ def test_a_ready_account_passes_all_checks(profile: str) -> None:
         (FakeAws(quotas=5, vpcs=5), "VPCs", Outcome.WARNING, "5 of 5 in use"),
         (FakeAws(roles=False), "service-linked roles", Outcome.FAILED, "farcall cloud bootstrap"),
         (FakeAws(refused=True), "Lambda concurrency", Outcome.WARNING, "cannot be checked"),
+        (FakeAws(lacking=True), "database size", Outcome.FAILED, "PostgreSQL 17 on db.t4g.micro: only the versions 16"),
+        (FakeAws(lacking=True), "queue size", Outcome.WARNING, "offers no reservation of cache.t4g.micro"),
+        (FakeAws(lacking=True), "budget", Outcome.FAILED, "-c budget.monthly_usd=0"),
+        (FakeAws(region="eu-north-1"), "budget", Outcome.WARNING, "in the billing console"),
     ],
 )
 def test_problems_are_found_with_a_hint(aws: FakeAws, what: str, outcome: Outcome, said: str) -> None:
     finding = _run_checks(aws)[what]
     assert finding.outcome is outcome
     assert said in f"{finding.message} {finding.hint}"
+
+
+def test_named_zones_must_be_zones_of_the_region() -> None:
+    named: Any = {"network__zones": "eu-central-1a,eu-central-1b", "analytics__enabled": "true"}
+    assert "availability zones" not in _run_checks(FakeAws())
+    for express, outcome in (("", Outcome.FINE), ("euc1-az2", Outcome.FINE), ("use1-az4", Outcome.FAILED)):
+        finding = _run_checks(FakeAws(), analytics__express_zone=express, **named)["availability zones"]
+        assert finding.outcome is outcome
+    assert finding.message == "eu-central-1 has no zone use1-az4"
+    elsewhere = _run_checks(FakeAws(), network__zones="us-east-1a,us-east-1b")["availability zones"]
+    assert elsewhere.message == "eu-central-1 has no zone us-east-1a, us-east-1b"
 
 
 @pytest.mark.parametrize(
@@ -655,6 +670,15 @@ def test_an_update_without_an_identity_provider_is_refused(aws: FakeAws) -> None
     stopped = invoke(aws, "deploy", "--yes", tools=_tools)
     assert isinstance(stopped.exception, ConfigurationError)
     assert "-c profiles=" in stopped.exception.hint
+
+
+def test_the_defaults_of_the_globus_client_are_no_client(aws: FakeAws) -> None:
+    """As after `cdk deploy` without parameters."""
+    defaults = {"GlobusClientId": "", "GlobusScope": "", "GlobusCredentialsArn": NO_GLOBUS_SECRET}
+    aws.stacks["farcall-api"] = dataclasses.replace(aws.stacks["farcall-api"], parameters=defaults)
+    stopped = invoke(aws, "deploy", "--yes", tools=_tools)
+    assert "GlobusClientId, GlobusScope, GlobusCredentialsArn missing" in str(stopped.exception)
+    assert destroy(aws, "farcall", echo=lambda _: None).secret == ""
 
 
 def test_parameters_of_an_unfinished_stack_are_required_again(aws: FakeAws) -> None:

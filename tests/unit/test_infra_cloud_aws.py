@@ -100,6 +100,43 @@ def test_quotas_and_counts(account: _Account) -> None:
     assert account.aws.count_addresses() == 1
 
 
+def test_offers_of_the_region(account: _Account) -> None:
+    cloudformation, rds = account.stub("cloudformation"), account.stub("rds")
+    cloudformation.add_response("describe_type", {}, {"Type": "RESOURCE", "TypeName": "AWS::Budgets::Budget"})
+    cloudformation.add_client_error("describe_type", "TypeNotFoundException")
+    assert account.aws.has_type("AWS::Budgets::Budget")
+    assert not account.aws.has_type("AWS::Budgets::Budget")
+
+    def offer(version: str, **properties: Any) -> dict[str, Any]:
+        suitable = {"StorageType": "gp3", "SupportsStorageEncryption": True, "MultiAZCapable": True}
+        return {"EngineVersion": version, **suitable, **properties}
+
+    asked = {"Engine": "postgres", "DBInstanceClass": "db.t4g.micro", "Vpc": True}
+    first = [offer("17.6"), offer("17.6", StorageType="io1"), offer("14.1", StorageType="gp2")]
+    second = [offer("16.4", MultiAZCapable=False), offer("13.1", SupportsStorageEncryption=False)]
+    for _ in range(2):
+        rds.add_response(
+            "describe_orderable_db_instance_options", {"OrderableDBInstanceOptions": first, "Marker": "more"}, asked
+        )
+        rds.add_response(
+            "describe_orderable_db_instance_options",
+            {"OrderableDBInstanceOptions": second},
+            {**asked, "Marker": "more"},
+        )
+    assert account.aws.postgres_versions("db.t4g.micro", multi_az=False) == ["16.4", "17.6"]
+    assert account.aws.postgres_versions("db.t4g.micro", multi_az=True) == ["17.6"]
+
+    wanted = {"CacheNodeType": "cache.t4g.micro", "MaxRecords": 20}
+    for offers in ([{"CacheNodeType": "cache.t4g.micro"}], []):
+        answer = {"ReservedCacheNodesOfferings": offers}
+        account.stub("elasticache").add_response("describe_reserved_cache_nodes_offerings", answer, wanted)
+    assert account.aws.has_cache_node("cache.t4g.micro")
+    assert not account.aws.has_cache_node("cache.t4g.micro")
+    zones = {"AvailabilityZones": [{"ZoneName": "eu-central-1a", "ZoneId": "euc1-az2"}]}
+    account.stub("ec2").add_response("describe_availability_zones", zones, {})
+    assert account.aws.zones() == {"eu-central-1a": "euc1-az2"}
+
+
 def test_roles_and_secrets_exist_or_not(account: _Account) -> None:
     iam, secrets = account.stub("iam"), account.stub("secretsmanager")
     made = {

@@ -33,6 +33,7 @@ def test_the_local_tier_gives_addresses_with_credentials() -> None:
     assert settings.database.conninfo() == LOCAL["FARCALL_DATABASE_URL"]
     assert settings.queue_url == LOCAL["FARCALL_QUEUE_URL"]
     assert settings.blobs == BlobSettings(directory="/blobs", url="http://127.0.0.1:9000", key="secret")
+    assert settings.blobs is not None
     assert isinstance(settings.blobs.open(), FileBlobs)
     assert settings.ticket_key == LOCAL["FARCALL_TICKET_KEY"]
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from psycopg.conninfo import make_conninfo
 
@@ -136,13 +136,21 @@ class BlobSettings:
 
 @dataclasses.dataclass(frozen=True)
 class StoreSettings:
-    """All that :func:`open_stores` needs. The ticket key is given, or is the ``key`` of a secret."""
+    """All that :func:`open_stores` needs. The ticket key is given, or is the ``key`` of a secret.
+
+    Without ``blobs`` the program may use neither the blob store nor tickets.
+    """
 
     database: DatabaseSettings
     queue_url: str = dataclasses.field(repr=False)
-    blobs: BlobSettings
+    blobs: BlobSettings | None
     ticket_key: str | None = dataclasses.field(default=None, repr=False)
     ticket_secret_arn: str = ""
+
+    @classmethod
+    def without_blobs(cls, environ: Mapping[str, str]) -> StoreSettings:
+        """Read the variables of database and queue only. Raises ConfigurationError as :meth:`from_environment`."""
+        return cls(database=DatabaseSettings.from_environment(environ), queue_url=_queue_url(environ), blobs=None)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> StoreSettings:
@@ -203,6 +211,16 @@ def open_records(
     )
 
 
+class _NotGranted:
+    """Stand-in for a store that a program has no rights for."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigurationError(f"this program may not use {self._store}, and needs {name}")
+
+
 def open_stores(
     settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0, silence_s: float = 30.0
 ) -> Stores:
@@ -214,14 +232,18 @@ def open_stores(
     :raises ConfigurationError: when the ticket key is too short.
     :raises Unavailable: when a secret cannot be read.
     """
-    tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
+    if settings.blobs is None:
+        blobs, tickets = cast(Blobs, _NotGranted("the blob store")), cast(Tickets, _NotGranted("tickets"))
+    else:
+        blobs = settings.blobs.open()
+        tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
     source = settings.database.source()
     source(False)  # fails now if the secret cannot be read
     records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s, silence_s=silence_s)
     return Stores(
         **vars(records),
         queue=ValkeyQueue(settings.queue_url),
-        blobs=settings.blobs.open(),
+        blobs=blobs,
         tickets=tickets,
     )
 

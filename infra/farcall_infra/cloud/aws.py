@@ -71,6 +71,7 @@ _NO_LOGIN: Final = (
 )
 _ROLE_EXISTS: Final = ("InvalidInput", "EntityAlreadyExists")  # AWS documents the first
 _NO_QUOTA: Final = ("NoSuchResourceException",)
+_NO_TYPE: Final = ("TypeNotFoundException",)
 _NO_CACHE: Final = ("ServerlessCacheNotFoundFault",)
 _PENDING: Final = "AWSPENDING"
 _CURRENT: Final = "AWSCURRENT"
@@ -153,6 +154,46 @@ class Aws:
         """The number of allocated elastic IP addresses."""
         with _translated():
             return len(self._client("ec2").describe_addresses()["Addresses"])
+
+    def has_type(self, name: str) -> bool:
+        """Whether CloudFormation has a resource type in this region."""
+        call = functools.partial(self._client("cloudformation").describe_type, Type="RESOURCE", TypeName=name)
+        return _unless(_NO_TYPE, call) is not None
+
+    def zones(self) -> Mapping[str, str]:
+        """The region's availability zones, and local zones that the account has enabled: names and ids."""
+        with _translated():
+            found = self._client("ec2").describe_availability_zones()["AvailabilityZones"]
+        return {zone["ZoneName"]: zone["ZoneId"] for zone in found}
+
+    def postgres_versions(self, instance_class: str, *, multi_az: bool) -> Sequence[str]:
+        """The versions of PostgreSQL that RDS offers on an instance class, encrypted, on gp3."""
+        with _translated():
+            offers = list(
+                _all_of(
+                    self._client("rds"),
+                    "describe_orderable_db_instance_options",
+                    "OrderableDBInstanceOptions",
+                    Engine="postgres",
+                    DBInstanceClass=instance_class,
+                    Vpc=True,
+                )
+            )
+        return sorted(
+            {
+                offer["EngineVersion"]
+                for offer in offers
+                if offer["StorageType"] == "gp3"
+                and offer["SupportsStorageEncryption"]
+                and (offer["MultiAZCapable"] or not multi_az)
+            }
+        )
+
+    def has_cache_node(self, node_type: str) -> bool:
+        """Whether ElastiCache sells reservations of a node type. It has no query for other offers."""
+        with _translated():
+            call = self._client("elasticache").describe_reserved_cache_nodes_offerings
+            return bool(call(CacheNodeType=node_type, MaxRecords=20)["ReservedCacheNodesOfferings"])
 
     def has_role(self, name: str) -> bool:
         """Whether the account has a role of that name."""

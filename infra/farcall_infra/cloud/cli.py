@@ -31,6 +31,7 @@ from farcall_infra.cloud.doctor import SERVICE_ROLES, Finding, GlobusClient, Out
 from farcall_infra.cloud.errors import DeploymentFailed, DeploymentInterrupted, DeploymentUnknown, NotReady
 from farcall_infra.cloud.lifecycle import (
     SECRET_PARAMETER,
+    client_parameters,
     created_resources,
     delete_stack,
     delete_unfinished,
@@ -186,12 +187,17 @@ def synth(
         bool,
         typer.Option("--templates-only", help="Write only the templates: takes seconds, and cannot be deployed."),
     ] = False,
+    region: Annotated[
+        str,
+        typer.Option("--region", help="The AWS region that the templates are for, if it lacks AWS::Budgets::Budget."),
+    ] = "",
 ) -> None:
     """Write the CloudFormation templates and bundles to a directory, and print its path. Needs no account.
 
     This is the CDK's cloud assembly, as `cdk synth` writes it. `cdk deploy --app DIRECTORY` deploys it.
     """
     deployment, arguments = _deployment(name, profile, context)
+    arguments["region"] = region
     output.mkdir(parents=True, exist_ok=True)
     if templates_only:
         with tempfile.TemporaryDirectory(prefix="farcall-synth-") as directory:
@@ -261,6 +267,7 @@ def deploy(
     deployment = dataclasses.replace(deployment, ca_bundle=ca_bundle)
     if ca_bundle:
         arguments["database.authorities"] = str(ca_bundle.path)
+    arguments["region"] = aws.region
     arguments["reservable_concurrency"] = str(_reservable_concurrency(aws, stacks.get("api")))
     changed = changes(deployed_settings(stacks.get("data")), deployment)
     show_changes(changed, profile)
@@ -452,7 +459,7 @@ def _failure(aws: Aws, name: str) -> DeploymentFailed:
 
 def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
     """:raises ConfigurationError: if one of the parameters has neither a new nor a deployed value."""
-    known = {} if api is None or is_unfinished(api) else api.parameters
+    known = {} if api is None or is_unfinished(api) else client_parameters(api)
     missing = [key for key, value in parameters.items() if not (value or known.get(key))]
     if missing:
         raise ConfigurationError(
@@ -466,7 +473,7 @@ def _require_known(parameters: Mapping[str, str], api: Stack | None) -> None:
 def _complete_secret(aws: Aws, parameters: dict[str, str], api: Stack | None) -> None:
     """Replace an ARN of the Globus client's secret without its last six characters by the full ARN: with the short one,
     the authorizer could not read the secret."""
-    deployed = api.parameters.get(SECRET_PARAMETER, "") if api else ""
+    deployed = client_parameters(api).get(SECRET_PARAMETER, "") if api else ""
     known = parameters[SECRET_PARAMETER] or deployed
     if (whole := aws.secret_arn(known)) and whole != known:
         parameters[SECRET_PARAMETER] = whole

@@ -17,6 +17,7 @@ from farcall_infra.ca_bundle import CA_BUNDLE_FILE, FETCH_CA_BUNDLE, CaBundle, i
 from farcall_infra.cloud.aws import UNRESERVABLE, Aws
 from farcall_infra.cloud.tools import CDK_VERSION, MIN_NODE, Tools
 from farcall_infra.profiles import IdentitySource, Profile
+from farcall_infra.regions import BUDGET_REGIONS, BUDGET_TYPE
 
 #: The version of the bootstrap stack that the templates and the CDK's command line need.
 _MIN_BOOTSTRAP: Final = 6
@@ -120,7 +121,13 @@ def run_checks(
         ("Fargate vCPU", lambda: _fargate(account, profile)),
         ("VPCs", lambda: _vpcs(account)),
         ("service-linked roles", lambda: _roles(account, profile)),
+        ("database size", lambda: _database_size(account, profile)),
+        ("queue size", lambda: _queue_size(account, profile)),
     ]
+    if profile.network.zones or profile.analytics.express_zone:
+        checks.append(("availability zones", lambda: _zones(account, profile)))
+    if profile.budget.monthly_usd:
+        checks.append(("budget", lambda: _budget(account, profile)))
     if profile.network.load_balancer:
         checks.append(("elastic addresses", lambda: _addresses(account)))
     if globus != GlobusClient() and not profile.identity.oidc_issuer:
@@ -291,6 +298,52 @@ def _roles(aws: Aws, profile: Profile) -> Finding:
     hint = f"Run once: `farcall cloud bootstrap --region {aws.region}`"
     # ECS creates its role with the first cluster, and fails if CloudFormation continues before the role exists.
     return Finding("service-linked roles", Outcome.FAILED, f"missing for {', '.join(missing)}", hint)
+
+
+def _database_size(aws: Aws, profile: Profile) -> Finding:
+    what, size = "database size", profile.database
+    instance_class = f"db.{size.instance_type}"
+    versions = aws.postgres_versions(instance_class, multi_az=size.multi_az)
+    wanted = f"PostgreSQL {size.version} on {instance_class}{' with a standby' if size.multi_az else ''}"
+    if any(version.split(".")[0] == size.version for version in versions):
+        return Finding(what, Outcome.FINE, wanted)
+    offered = f"only the versions {', '.join(versions)}" if versions else "no version of PostgreSQL"
+    hint = "Choose another size (-c database.instance_type=m6g.large), or another region."
+    return Finding(what, Outcome.FAILED, f"{aws.region} does not offer {wanted}: {offered} on this size", hint)
+
+
+def _queue_size(aws: Aws, profile: Profile) -> Finding:
+    what, node_type = "queue size", profile.queue.node_type
+    if aws.has_cache_node(node_type):
+        return Finding(what, Outcome.FINE, f"Valkey on {node_type}")
+    hint = (
+        "Look at the node types of ElastiCache's console; choose another one with -c queue.node_type=… if it is absent."
+    )
+    # A warning only: a node type that cannot be reserved may be offered on demand.
+    return Finding(what, Outcome.WARNING, f"{aws.region} offers no reservation of {node_type}, so it may lack it", hint)
+
+
+def _zones(aws: Aws, profile: Profile) -> Finding:
+    what, zones = "availability zones", aws.zones()
+    express = profile.analytics.express_zone
+    unknown = [zone for zone in profile.network.zones if zone not in zones]
+    unknown += [express] if express and express not in zones.values() else []
+    if not unknown:
+        return Finding(what, Outcome.FINE, ", ".join([*profile.network.zones, express]).strip(", "))
+    offered = ", ".join(f"{name} ({zone_id})" for name, zone_id in sorted(zones.items()))
+    hint = f"Correct network.zones (names) and analytics.express_zone (an id). {aws.region} has {offered}."
+    return Finding(what, Outcome.FAILED, f"{aws.region} has no zone {', '.join(unknown)}", hint)
+
+
+def _budget(aws: Aws, profile: Profile) -> Finding:
+    what = "budget"
+    if aws.region not in BUDGET_REGIONS:
+        hint = "Create one for the account in the billing console; it also covers this region."
+        return Finding(what, Outcome.WARNING, f"none: CloudFormation has no {BUDGET_TYPE} in {aws.region}", hint)
+    if aws.has_type(BUDGET_TYPE):
+        return Finding(what, Outcome.FINE, f"{profile.budget.monthly_usd:g} US dollars a month")
+    message = f"CloudFormation has no {BUDGET_TYPE} in {aws.region}"
+    return Finding(what, Outcome.FAILED, message, "Deploy with -c budget.monthly_usd=0.")
 
 
 def _globus(aws: Aws, account: str, client: GlobusClient) -> Finding:

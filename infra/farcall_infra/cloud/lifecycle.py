@@ -10,7 +10,14 @@ from farcall_common.errors import FarcallError
 from farcall_infra.cloud.account import LeftBehind, Resource, Stack
 from farcall_infra.cloud.aws import Aws
 from farcall_infra.cloud.errors import DeploymentBusy, DeploymentStuck, DeploymentUnknown
-from farcall_infra.deployment import CACHE_NAME_OUTPUT, EXPRESS_OUTPUT, OPTIONAL_STACKS, STACKS, stack_name
+from farcall_infra.deployment import (
+    CACHE_NAME_OUTPUT,
+    EXPRESS_OUTPUT,
+    NO_GLOBUS_SECRET,
+    OPTIONAL_STACKS,
+    STACKS,
+    stack_name,
+)
 
 _DATABASE: Final = "AWS::RDS::DBInstance"
 #: The parameter of the API's stack that names the secret of the Globus client.
@@ -33,6 +40,11 @@ class Remains:
     secret: str = ""
     express: str = ""
     unknown: tuple[str, ...] = ()
+
+
+def client_parameters(api: Stack) -> Mapping[str, str]:
+    """The parameters of the API's stack, without the secret's default."""
+    return {key: value for key, value in api.parameters.items() if value != NO_GLOBUS_SECRET}
 
 
 def find_stacks(aws: Aws, name: str) -> Mapping[str, Stack]:
@@ -113,7 +125,7 @@ def destroy(aws: Aws, name: str, *, echo: Callable[[str], None]) -> Remains:
     for stack in reversed(list(stacks.values())):
         delete_stack(aws, stack, echo=echo)
     remains = Remains(
-        secret=stacks["api"].parameters.get(SECRET_PARAMETER, "") if "api" in stacks else "",
+        secret=client_parameters(stacks["api"]).get(SECRET_PARAMETER, "") if "api" in stacks else "",
         express=stacks["analytics"].outputs.get(EXPRESS_OUTPUT, "") if "analytics" in stacks else "",
     )
     return _with_tagged(aws, name, remains)

@@ -26,7 +26,9 @@ from farcall_infra.constructs.metrics import (
     Metrics,
     Monitored,
 )
-from farcall_infra.profiles import Budget, Profile
+from farcall_infra.deployment import Deployment
+from farcall_infra.profiles import Profile
+from farcall_infra.regions import BUDGET_TYPE
 
 _GIB: Final = 2**30
 _MIB: Final = 2**20
@@ -50,23 +52,35 @@ class Notifications(Construct):
     """``topic`` receives alarms and the budget's warnings; the profile's ``emails`` get them after they have confirmed.
 
     The budget covers the whole account: a filter by tag would show nothing, and never warn, until an administrator
-    activates the tag in the billing console. With ``budget.monthly_usd`` 0 there is no budget.
+    activates the tag in the billing console. With ``budget.monthly_usd`` 0 there is no budget, and none in regions that
+    lack the resource type: the synth warns.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, deployment: str, budget: Budget) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment) -> None:
         super().__init__(scope, construct_id)
-        topic = sns.Topic(self, "Topic", display_name=f"Farcall {deployment}", enforce_ssl=True)
+        budget = deployment.profile.budget
+        topic = sns.Topic(self, "Topic", display_name=f"Farcall {deployment.name}", enforce_ssl=True)
         self.topic = topic
         for email in budget.emails:
             topic.add_subscription(subscriptions.EmailSubscription(email))
         for service in ("budgets.amazonaws.com", "cloudwatch.amazonaws.com"):
             topic.add_to_resource_policy(
                 iam.PolicyStatement(
-                    actions=["sns:Publish"], principals=[iam.ServicePrincipal(service)], resources=[topic.topic_arn]
+                    actions=["sns:Publish"],
+                    principals=[iam.ServicePrincipal(service)],
+                    resources=[topic.topic_arn],
+                    # Not for alarms and budgets of other accounts.
+                    conditions={"StringEquals": {"aws:SourceAccount": cdk.Aws.ACCOUNT_ID}},
                 )
             )
-        if budget.monthly_usd:
-            self._add_budget(deployment, budget.monthly_usd)
+        if deployment.lacks_budget:
+            cdk.Annotations.of(self).add_warning_v2(
+                "farcall:budget",
+                f"{deployment.region} has no {BUDGET_TYPE}, so there is no budget. Create one for the account in the "
+                "billing console; -c budget.monthly_usd=0 removes this warning.",
+            )
+        elif budget.monthly_usd:
+            self._add_budget(deployment.name, budget.monthly_usd)
 
     def _add_budget(self, deployment: str, monthly_usd: float) -> None:
         topic = self.topic

@@ -1,13 +1,17 @@
-"""Code bundles as CDK assets. CDK builds a bundle only when it synthesises a stack that needs it."""
+"""Code bundles as CDK assets. They are built only for stacks that need them, once for each synth.
+
+The hash of an asset is that of the bundle's contents: a bundle of the same sources that another machine has built
+differently, with byte code or without, is another file. In a synth without bundles it is made of the sources.
+"""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
-import jsii
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
@@ -15,53 +19,38 @@ from constructs import Construct
 from farcall_infra.bundles import Bundle, WheelPlatform, content_digest, package_directory
 
 
-@jsii.implements(cdk.ILocalBundling)
-class _LocalBundling:
-    """CDK's hook for bundling outside docker."""
-
-    def __init__(self, bundle: Bundle, platform: WheelPlatform) -> None:
-        self._bundle = bundle
-        self._platform = platform
-
-    def try_bundle(self, output_dir: str, *_args: Any, **_options: Any) -> bool:
-        self._bundle.build(Path(output_dir), platform=self._platform)
-        return True
-
-
-def lambda_code(bundle: Bundle, *, platform: WheelPlatform) -> lambda_.AssetCode:
+def lambda_code(scope: Construct, bundle: Bundle, *, platform: WheelPlatform) -> lambda_.AssetCode:
     """``bundle`` as the code of a Lambda function."""
-    return lambda_.Code.from_asset(**_asset(bundle, platform))
+    options, _ = _asset(scope, bundle, platform)
+    return lambda_.Code.from_asset(**options)
 
 
 def bundle_asset(
     scope: Construct, construct_id: str, *, bundle: Bundle, platform: WheelPlatform
 ) -> tuple[s3_assets.Asset, str]:
-    """``bundle`` as a zip file in the deployment's asset bucket, and the SHA-256 of its contents.
-
-    That is also in the file's name: a file of the same sources that another machine has built differently is another
-    file. In a synth without bundles, both are made of the sources.
-    """
-    if not cdk.Stack.of(scope).bundling_required:
-        return s3_assets.Asset(scope, construct_id, **_asset(bundle, platform)), bundle.digest(platform)
-    with tempfile.TemporaryDirectory(prefix="farcall-bundle-") as temporary:
-        directory = Path(temporary) / bundle.name
-        bundle.build(directory, platform=platform)
-        digest = content_digest(directory)
-        asset = s3_assets.Asset(  # which copies the directory
-            scope, construct_id, path=str(directory), asset_hash=digest, asset_hash_type=cdk.AssetHashType.CUSTOM
-        )
-    return asset, digest
+    """``bundle`` as a zip file in the deployment's asset bucket, and the SHA-256 of its contents, which is also in the
+    file's name."""
+    options, digest = _asset(scope, bundle, platform)
+    return s3_assets.Asset(scope, construct_id, **options), digest
 
 
-def _asset(bundle: Bundle, platform: WheelPlatform) -> dict[str, Any]:
+def _asset(scope: Construct, bundle: Bundle, platform: WheelPlatform) -> tuple[dict[str, Any], str]:
+    """The options of the asset, and its hash."""
+    if cdk.Stack.of(scope).bundling_required:
+        directory, digest = _built(bundle, platform)
+        return {"path": directory.name, "asset_hash": digest, "asset_hash_type": cdk.AssetHashType.CUSTOM}, digest
+    digest = bundle.digest(platform)
+    # CDK runs no bundling here, so that it copies nothing either.
+    bundling = cdk.BundlingOptions(image=cdk.DockerImage.from_registry("scratch"))
+    path = str(package_directory(bundle.packages[0]))
     return {
-        "path": str(package_directory(bundle.packages[0])),
-        "asset_hash": bundle.digest(platform),
-        "asset_hash_type": cdk.AssetHashType.CUSTOM,
-        "bundling": cdk.BundlingOptions(
-            # CDK requires an image for the case that local bundling declines. Ours never declines: it succeeds or
-            # raises.
-            image=cdk.DockerImage.from_registry("scratch"),
-            local=_LocalBundling(bundle, platform),
-        ),
-    }
+        "path": path, "asset_hash": digest, "asset_hash_type": cdk.AssetHashType.CUSTOM, "bundling": bundling,
+    }, digest  # fmt: skip
+
+
+@functools.cache
+def _built(bundle: Bundle, platform: WheelPlatform) -> tuple[tempfile.TemporaryDirectory[str], str]:
+    """The directory of a built bundle, which exists until the process ends, and the digest of its contents."""
+    directory = tempfile.TemporaryDirectory(prefix="farcall-bundle-")
+    bundle.build(Path(directory.name), platform=platform)
+    return directory, content_digest(Path(directory.name))

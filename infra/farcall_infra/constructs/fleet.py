@@ -22,6 +22,11 @@ def cluster_name(deployment: Deployment) -> str:
     return deployment.name
 
 
+def task_family(deployment: Deployment) -> str:
+    """The family of the forwarders' task definitions."""
+    return f"{deployment.name}-{SERVICE}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Fleet:
     """Environment and grants for functions that scale the forwarders, if the profile lets these sleep."""
@@ -42,10 +47,21 @@ class Fleet:
         }
 
     def grant(self, scope: Construct, role: iam.IRole) -> None:
-        """Let ``role`` scale this service, and nothing else."""
+        """Let ``role`` scale this service. A request may neither change its task definition to that of another program,
+        nor let anyone open a shell in its tasks."""
         if not self.deployment.profile.forwarder.sleeps:
             return
-        service = cdk.Stack.of(scope).format_arn(
-            service="ecs", resource="service", resource_name=f"{cluster_name(self.deployment)}/{SERVICE}"
+        arn = cdk.Stack.of(scope).format_arn
+        service = arn(service="ecs", resource="service", resource_name=f"{cluster_name(self.deployment)}/{SERVICE}")
+        definitions = arn(service="ecs", resource="task-definition", resource_name=f"{task_family(self.deployment)}:*")
+        role.add_to_principal_policy(
+            iam.PolicyStatement(
+                actions=["ecs:UpdateService"],
+                resources=[service],
+                # "IfExists": a request that only scales names neither.
+                conditions={
+                    "ArnLikeIfExists": {"ecs:task-definition": definitions},
+                    "StringEqualsIfExists": {"ecs:enable-execute-command": "false"},
+                },
+            )
         )
-        role.add_to_principal_policy(iam.PolicyStatement(actions=["ecs:UpdateService"], resources=[service]))

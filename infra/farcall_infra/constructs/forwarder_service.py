@@ -23,7 +23,7 @@ from constructs import Construct
 
 from farcall_infra.bundles import FORWARDER, RUNTIME
 from farcall_infra.constructs.bundle_asset import bundle_asset
-from farcall_infra.constructs.fleet import SERVICE, cluster_name
+from farcall_infra.constructs.fleet import SERVICE, cluster_name, task_family
 from farcall_infra.constructs.function import retention
 from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
@@ -128,6 +128,7 @@ class ForwarderService(Construct):
         task = ecs.FargateTaskDefinition(
             self,
             "Task",
+            family=task_family(deployment),
             cpu=size.cpu_units,
             memory_limit_mib=size.memory_mib,
             runtime_platform=ecs.RuntimePlatform(
@@ -262,4 +263,27 @@ class ForwarderService(Construct):
             "With a new key every peer has to connect again, so it is replaced with a release or when it may have "
             "leaked; docs/operations.md says how.",
         )
-        return ecs.Secret.from_secrets_manager(secret, "seed")
+        return _SecretField(secret, "seed")
+
+
+class _SecretField(ecs.Secret):
+    """A field of a secret, as a variable of a container. The grant of CDK's own class would also allow reading the
+    secret's description."""
+
+    def __init__(self, secret: secretsmanager.ISecret, field: str) -> None:
+        super().__init__()
+        self._secret = secret
+        self._field = field
+
+    @property
+    def arn(self) -> str:
+        return f"{self._secret.secret_arn}:{self._field}::"
+
+    @property
+    def has_field(self) -> bool:
+        return True
+
+    def grant_read(self, grantee: iam.IGrantable) -> iam.Grant:
+        return iam.Grant.add_to_principal(
+            grantee=grantee, actions=["secretsmanager:GetSecretValue"], resource_arns=[self._secret.secret_arn]
+        )

@@ -68,7 +68,7 @@ class PythonFunction(Construct):
             self,
             "Function",
             description=description,
-            code=lambda_code(deployment.packed(LAMBDAS), platform=target.wheels),
+            code=lambda_code(self, deployment.packed(LAMBDAS), platform=target.wheels),
             handler=handler,
             runtime=lambda_.Runtime.PYTHON_3_14,
             architecture=_ARCHITECTURES[target.wheels.processor],

@@ -17,7 +17,7 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from farcall_infra.constructs.nag_suppressions import suppress
-from farcall_infra.deployment import Deployment
+from farcall_infra.deployment import NO_GLOBUS_SECRET, Deployment
 from farcall_infra.profiles import EVERYONE
 
 #: Tokens of OAuth 2.0 (RFC 6750, section 2.1), and JWTs.
@@ -102,11 +102,17 @@ class Identity(Construct):
                 **source.environment(),
             }
             return
-        client_id = cdk.CfnParameter(stack, "GlobusClientId", description="Client id of this service in Globus Auth")
-        scope_name = cdk.CfnParameter(stack, "GlobusScope", description="Scope that callers' tokens must carry")
+        # With the defaults, a deployment can be created before the client, and admits no one.
+        client_id = cdk.CfnParameter(
+            stack, "GlobusClientId", default="", description="Client id of this service in Globus Auth"
+        )
+        scope_name = cdk.CfnParameter(
+            stack, "GlobusScope", default="", description="Scope that callers' tokens must carry"
+        )
         secret = cdk.CfnParameter(
             stack,
             "GlobusCredentialsArn",
+            default=NO_GLOBUS_SECRET,
             description="Secret in Secrets Manager: a JSON object whose client_secret is the Globus client's secret",
         )
         self._secret_arn = secret.value_as_string

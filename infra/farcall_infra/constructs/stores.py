@@ -22,7 +22,7 @@ from farcall_infra.constructs.network import POSTGRES_PORT, VALKEY_PORT, Network
 from farcall_infra.profiles import DatabaseSize, QueueSize
 
 #: The programs with their own database role, ``farcall_<program>``.
-PROGRAMS: Final = ("api", "reconciler", "forwarder")
+PROGRAMS: Final = ("api", _RECONCILER := "reconciler", _FORWARDER := "forwarder")
 #: Keys of pieces of files begin with it: ``PIECES`` of :mod:`farcall_common.store.model`.
 _PIECES: Final = "piece/"
 _MASTER = "farcall"
@@ -311,18 +311,16 @@ class BlobStore(Construct):
         """The variable with the bucket's name."""
         return {"FARCALL_BLOB_BUCKET": self._bucket.bucket_name}
 
-    def grant(self, role: iam.IRole) -> None:
-        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so no role needs to delete them, but
-        those that are pieces of files."""
-        for statement in (
-            # Without the permission to list, S3 answers "forbidden" for a missing object.
-            iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn]),
-            iam.PolicyStatement(
-                actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")]
-            ),
-            iam.PolicyStatement(actions=["s3:DeleteObject"], resources=[self._bucket.arn_for_objects(f"{_PIECES}*")]),
-        ):
-            role.add_to_principal_policy(statement)
+    def grant(self, role: iam.IRole, *, deletes_pieces: bool) -> None:
+        """Let ``role`` read and write blobs, and sign URLs for that. Blobs expire, so only pieces of files are ever
+        deleted."""
+        # Without the permission to list, S3 answers "forbidden" for a missing object.
+        role.add_to_principal_policy(
+            iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self._bucket.bucket_arn])
+        )
+        role.add_to_principal_policy(
+            iam.PolicyStatement(actions=["s3:GetObject", "s3:PutObject"], resources=[self._bucket.arn_for_objects("*")])
+        )
         stack = cdk.Stack.of(self)
         exported = stack.resolve(stack.export_value(self._bucket.bucket_arn))["Fn::ImportValue"]
         suppress(
@@ -330,11 +328,14 @@ class BlobStore(Construct):
             f"IAM5[Resource::{exported}/*]",
             "The names of blobs have their owner and hash, unknown in advance; the bucket holds nothing else.",
         )
-        suppress(
-            role,
-            f"IAM5[Resource::{exported}/{_PIECES}*]",
-            "The names of pieces of files have the id of a session, unknown in advance; they live for a day.",
-        )
+        if deletes_pieces:
+            pieces = self._bucket.arn_for_objects(f"{_PIECES}*")
+            role.add_to_principal_policy(iam.PolicyStatement(actions=["s3:DeleteObject"], resources=[pieces]))
+            suppress(
+                role,
+                f"IAM5[Resource::{exported}/{_PIECES}*]",
+                "The names of pieces of files have the id of a session, unknown in advance; they live for a day.",
+            )
 
 
 class TicketKey(Construct):
@@ -381,7 +382,7 @@ def _grant_value(secret: secretsmanager.ISecret, role: iam.IRole) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Stores:
-    """All four stores, for programs that use all of them."""
+    """All four stores. The reconciler uses database and queue, the other :data:`PROGRAMS` use all of them."""
 
     database: Database
     queue: Queue
@@ -393,12 +394,12 @@ class Stores:
         return {
             **self.database.environment(program),
             **self.queue.environment(),
-            **self.blobs.environment(),
-            **self.tickets.environment(),
+            **(self.blobs.environment() | self.tickets.environment() if program != _RECONCILER else {}),
         }
 
     def grant(self, role: iam.IRole, program: str) -> None:
-        """Let ``role`` use every store as one of :data:`PROGRAMS`."""
+        """Let ``role`` use the stores of one of :data:`PROGRAMS`."""
         self.database.grant(role, program)
-        self.blobs.grant(role)
-        self.tickets.grant(role)
+        if program != _RECONCILER:
+            self.blobs.grant(role, deletes_pieces=program == _FORWARDER)
+            self.tickets.grant(role)

@@ -33,4 +33,4 @@ def _services() -> Services:
 
 @functools.cache
 def _stores() -> Stores:
-    return open_stores(StoreSettings.from_environment(os.environ), max_connections=1, silence_s=SILENCE_S)
+    return open_stores(StoreSettings.without_blobs(os.environ), max_connections=1, silence_s=SILENCE_S)
