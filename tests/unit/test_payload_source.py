@@ -45,6 +45,20 @@ def carry(script: str, name: str = "f") -> Callable[..., Any]:
         pytest.param("if True:\n    def f(x):\n        return [y for y in x]\n", [[1]], [1], id="indented"),
         pytest.param("def f(x):\n    def g(y): return x + y\n    return g(1)\n", [1], 2, id="inner closure"),
         pytest.param("def f():\n    class C:\n        x = 'é'\n    return C.x\n", [], "é", id="inner class"),
+        pytest.param(
+            "def f(é: list[str] = None, *, y: 'int' = 1) -> dict[\n    str, int]:\n"
+            "    class C:\n        x: int\n    return C.__annotations__\n", [], {"x": int}, id="inner annotation",
+        ),
+        pytest.param(
+            "from decimal import Decimal as D\ndef g(a: D, b: list[int] | None, *c: D, d: 'D' = 1) -> D: ...\n"
+            "def f(): return g.__annotations__\n", [],
+            {"a": "D", "b": list[int] | None, "c": "D", "d": "D", "return": "D"}, id="annotations as text",
+        ),
+        pytest.param(
+            "from __future__ import annotations\ndef g(x: D): ...\n"
+            "def f():\n    def h(y: int): return g.__annotations__\n"
+            "    return h.__annotations__, h(1)\n", [], ({"y": "int"}, {"x": "D"}), id="postponed annotations",
+        ),
         pytest.param("N = 0\ndef f():\n    global N\n    N += 1\n    return N\n", [], 1, id="counter"),
     ],
 )  # fmt: skip
@@ -76,6 +90,14 @@ def test_function_source_includes_its_globals(script: str, args: list[object], r
 def test_function_not_expressible_as_text_is_refused(script: str, reason: str) -> None:
     with pytest.raises(NotSelfContained, match=reason):
         carry(script)
+
+
+def test_functions_with_and_without_postponed_annotations_are_no_text() -> None:
+    postponed = function_from_source("g", "from __future__ import annotations\ndef g(x: int): ...\n")
+    function = function_from_source("f", "def f(x: int): return g\n")
+    function.__globals__["g"] = postponed
+    with pytest.raises(NotSelfContained, match="with and without postponed"):
+        self_contained_source(function, inspect.getsource)
 
 
 def test_local_modules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ import builtins
 import dis
 import hashlib
 import inspect
+import itertools
 import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -38,6 +39,8 @@ _FUTURE_FLAGS = __future__.annotations.compiler_flag
 _MAX_LITERAL_CHARACTERS = 10_000
 _MAX_LITERAL_INT_BITS = 1024
 _MAX_LINES = 1_000_000
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotSelfContained(Exception):  # not in our tree: the reason why the next strategy is tried
@@ -122,10 +125,10 @@ class _Bundle:
         self._imports: dict[str, None] = {}
         self._constants: list[str] = []
         self._functions: list[str] = []
-        self._postpone_annotations = False
+        self._postponed: set[bool] = set()
 
     def text(self) -> str:
-        future = ["from __future__ import annotations"] if self._postpone_annotations else []
+        future = ["from __future__ import annotations"] if True in self._postponed else []
         head = [*future, *self._imports, *self._constants]
         return "\n".join([*head, *(["\n"] if head else []), "\n\n".join(self._functions)])
 
@@ -170,7 +173,7 @@ class _Bundle:
         definition = _only_definition(tree, function)
         _check_same(source, function)
         chains = _attribute_chains(definition)
-        self._postpone_annotations |= not _annotations_are_plain(definition)
+        source = self._with_annotations(source, definition, function)
         for name in sorted(global_names(function.__code__)):
             if name in function.__globals__:
                 value = function.__globals__[name]
@@ -179,8 +182,30 @@ class _Bundle:
                 raise NotSelfContained(f"it uses {name!r}, which is not defined")
         self._functions.append(source)
 
+    def _with_annotations(self, source: str, definition: _Definition, function: FunctionType) -> str:
+        """The text of a function with its own annotations as text, unless they can be evaluated anywhere: a worker
+        needs neither them nor their imports. Those of functions and classes inside stay."""
+        if not any(
+            getattr(node, "annotation", None) or getattr(node, "returns", None) for node in ast.walk(definition)
+        ):
+            return source
+        self._postponed.add(bool(function.__code__.co_flags & _FUTURE_FLAGS))
+        if len(self._postponed) > 1:
+            raise NotSelfContained("it uses functions with and without postponed annotations")
+        if True in self._postponed:
+            return source
+        lines = source.encode().splitlines(keepends=True)
+        starts = [0, *itertools.accumulate(map(len, lines))]
+        text = b"".join(lines)
+        for node in sorted(_own_annotations(definition), key=lambda node: (node.lineno, node.col_offset), reverse=True):
+            if not _is_plain_annotation(node, function.__globals__):
+                start = starts[node.lineno - 1] + node.col_offset
+                end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+                text = text[:start] + repr(ast.unparse(node)).encode() + text[end:]
+        return text.decode()
 
-def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+
+def _only_definition(tree: ast.Module, function: FunctionType) -> _Definition:
     match tree.body:
         case [(ast.FunctionDef() | ast.AsyncFunctionDef()) as definition] if definition.name == function.__name__:
             pass
@@ -267,18 +292,28 @@ def _attribute_chains(definition: ast.AST) -> dict[str, set[str]]:
     return chains
 
 
-def _annotations_are_plain(definition: ast.AST) -> bool:
-    """Whether they can be evaluated anywhere. Others are postponed: a worker needs neither them nor their imports."""
-    annotations = [
-        annotation
-        for node in ast.walk(definition)
-        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
-        if isinstance(annotation, ast.expr)
-    ]
-    return all(
-        isinstance(annotation, ast.Constant) or (isinstance(annotation, ast.Name) and hasattr(builtins, annotation.id))
-        for annotation in annotations
-    )
+def _own_annotations(definition: _Definition) -> list[ast.expr]:
+    own = definition.args
+    every = (*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg)
+    found = [argument.annotation for argument in every if argument is not None] + [definition.returns]
+    return [annotation for annotation in found if annotation is not None]
+
+
+def _is_plain_annotation(node: ast.AST, names: Mapping[str, object]) -> bool:
+    """Whether it consists of constants and names of Python."""
+    match node:
+        case ast.Constant():
+            return True
+        case ast.Name(name):
+            return hasattr(builtins, name) and name not in names
+        case ast.Subscript(ast.Name("list" | "tuple" | "dict" | "set" | "frozenset" | "type") as kind, inside):
+            return all(_is_plain_annotation(each, names) for each in (kind, inside))
+        case ast.Tuple(parts):
+            return all(_is_plain_annotation(part, names) for part in parts)
+        case ast.BinOp(ast.Name() | ast.Subscript() | ast.BinOp() as left, ast.BitOr(), right):
+            is_none = isinstance(right, ast.Constant) and right.value is None
+            return _is_plain_annotation(left, names) and (is_none or _is_plain_annotation(right, names))
+    return False
 
 
 def _is_literal(value: object) -> bool:
