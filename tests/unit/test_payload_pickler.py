@@ -221,3 +221,39 @@ def test_a_registry_of_functions_stays(wraps: bool) -> None:
     size.register(int, lambda _: "int")
     function = functools.partial(size) if wraps else size
     assert WAYS["text"](function)([1, "x", [2]]) == ["int", "object", ["int"]]
+
+
+def counter() -> Any:
+    count = 0
+
+    def increase() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    def get() -> tuple[int, Any]:
+        return count, empty
+
+    def factorial(n: int) -> int:
+        return 1 if n < 2 else n * factorial(n - 1)
+
+    if count == 0:
+        return increase, get, factorial, lambda: empty
+    empty = 0
+    return None
+
+
+@every_way
+def test_functions_keep_sharing_the_variables_around_them(there_and_back: Callable[[Any], Any]) -> None:
+    functions = counter()
+    increase, get, factorial, empty = functions
+    increase()
+    cells = [increase.__closure__[0], factorial.__closure__[0]]
+    for sent in ([*functions, *cells], [*cells, *functions]):
+        arrived = there_and_back(sent)
+        increase, get, factorial, empty = (each for each in arrived if callable(each))
+        assert increase() == 2
+        assert get.__closure__[0].cell_contents == 2
+        assert get.__closure__[1] is empty.__closure__[0]
+        assert factorial(5) == 120
+        assert [each for each in arrived if not callable(each)] == [increase.__closure__[0], factorial.__closure__[0]]

@@ -205,11 +205,12 @@ def test_strategies_can_be_chosen_for_a_serializer() -> None:
 
 
 def test_self_contained_function_is_sent_as_text() -> None:
-    def double(x: int) -> int:
+    def double(x):  # type: ignore[no-untyped-def]
         return x * 2
 
     buffer = serializer.serialize_function(double)
-    assert buffer == b"st\ndouble:def double(x: int) -> int:\n    return x * 2\n"
+    assert buffer.startswith(b"st\ndouble:def double(x):")
+    assert buffer.endswith(b"\n    return x * 2\n")
     assert serializer.deserialize_function(buffer)(21) == 42
 
 

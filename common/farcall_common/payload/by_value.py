@@ -29,15 +29,17 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from farcall_common.payload.pickling import (
+    EMPTY,
     MAIN,
     THIS_PYTHON,
     attribute,
+    cell_contents,
     is_registered_by_user,
     travels_by_value,
 )
@@ -98,6 +100,7 @@ class CodeReducer:
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
+        self._cells: dict[int, CellType] = {}
 
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
     _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
@@ -119,7 +122,14 @@ class CodeReducer:
             return functools.singledispatch, (first,), registered, None, None, register_all
         if self._is_sent(name := function.__globals__.get("__name__")):
             self.modules.add(name)
-        return self._reduced_function(function)
+        reduced = self._reduced_function(function)
+        if not (cells := function.__closure__):
+            return reduced
+        # cloudpickle gives each function cells of its own; functions that share a variable keep sharing it. A cell is
+        # written empty, and its contents after the function: they may refer to it.
+        make, (*args, _), (attributes, parts), *rest = reduced
+        self._cells.update((id(cell), cell) for cell in cells)
+        return make, (*args, cells), (attributes, {**parts, "__closure__": tuple(map(_Contents, cells))}), *rest
 
     def module(self, module: ModuleType) -> Any:
         self.modules.add(module.__name__)
@@ -166,6 +176,9 @@ class CodeReducer:
         """Reduce code objects, cells, properties and the like, with cloudpickle."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
+        if isinstance(obj, CellType):
+            contents = EMPTY if id(obj) in self._cells else cell_contents(obj)
+            return cloudpickle._make_empty_cell, (), None if contents is EMPTY else (None, {"cell_contents": contents})
         return cloudpickle.Pickler._dispatch_table[type(obj)](obj)
 
     def _is_sent(self, module_name: object) -> TypeGuard[str]:
@@ -188,6 +201,17 @@ def _slots(cls: type) -> Any:
     if isinstance(slots, str | tuple | list | dict):
         return slots
     return tuple(name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType))
+
+
+class _Contents:
+    """A cell with the contents of another one."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        contents = cell_contents(self._cell)
+        return cloudpickle._make_cell, () if contents is EMPTY else (contents,)
 
 
 class _Made:
