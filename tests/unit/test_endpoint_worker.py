@@ -490,6 +490,32 @@ tell([outcomes(), code_of(plain)])
     assert plain is None
 
 
+def test_an_argument_that_cannot_be_read_is_no_failure_of_the_function(tmp_path: Path) -> None:
+    """Reading it may even exit. An `except TypeError` around `result()` is for what the function raises."""
+    program = """
+from farcall_common.payload.native import dump_call
+
+class Made:
+    def __init__(self, make, *args):
+        self.reduced = make, args
+
+    def __reduce__(self):
+        return self.reduced
+
+def ends():
+    for made in (Made(int, [1]), Made(sys.exit, 3)):
+        for call in (serializer.pack_call((made,)), dump_call((made,), {})):
+            error = run(len, payload=call)[0].error
+            yield error["code"], error.get("builtin_type"), error["message"]
+
+tell([*ends()])
+"""
+    ends = answer_of(program, tmp_path, "native")
+    assert [[code, kind] for code, kind, _ in ends] == [["DESERIALIZATION_FAILED", None]] * 4
+    assert ["TypeError" in text for *_, text in ends] == [True, True, False, False]
+    assert ["SystemExit" in text for *_, text in ends] == [False, False, True, True]
+
+
 def test_plain_pickle_is_for_an_engine_only(tmp_path: Path) -> None:
     """A program in the cloud could write it too, and ask for results of any size with it."""
     program = (

@@ -225,6 +225,7 @@ def test_a_registry_of_functions_stays(wraps: bool) -> None:
 
 def counter() -> Any:
     count = 0
+    empty: int
 
     def increase() -> int:
         nonlocal count
