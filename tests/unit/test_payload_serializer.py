@@ -13,7 +13,7 @@ import os.path
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import farcall_common.payload as payload
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, Fault, SerializationError
 from farcall_common.payload import (
+    BINARY_DATA,
     STRATEGIES,
     AllCodeStrategies,
     AllDataStrategies,
@@ -186,6 +187,17 @@ def test_modules_registered_by_the_user_travel_by_value() -> None:
 def test_cloudpickle_registry_is_not_changed() -> None:
     serializer.serialize(Point(1))
     assert cloudpickle.list_registry_pickle_by_value() == set()
+
+
+@pytest.mark.parametrize("strategies", [None, BINARY_DATA, [DillDataBase64()]])
+@pytest.mark.parametrize("shared", [[1], Point(1), {"deep": [{}]}])
+def test_an_argument_that_is_passed_twice_stays_one_object(
+    shared: object, strategies: Sequence[Strategy] | None
+) -> None:
+    packed = serializer.pack_call([1, shared], {"same": shared, "inside": [shared]}, strategies=strategies)
+    (_, first), kwargs = serializer.unpack_call(packed)
+    assert first == shared
+    assert first is kwargs["same"] is kwargs["inside"][0]
 
 
 @pytest.mark.parametrize("strategy", [JSONData(), PickleDataBase64(), CloudPickleDataBase64(), DillDataBase64()])
@@ -394,6 +406,7 @@ def test_truncated_value_is_a_clear_error_or_another_value(value: object, data: 
     [
         pytest.param([], id="nothing"),
         pytest.param([b"11\n[]"], id="one"),
+        pytest.param([b"11\n[{}, []]"], id="one, swapped"),
         pytest.param([b"11\n[]", b"11\n{}", b"11\n{}"], id="three"),
         pytest.param([b"11\n{}", b"11\n[]"], id="swapped"),
     ],
