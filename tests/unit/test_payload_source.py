@@ -78,6 +78,7 @@ def test_function_source_includes_its_globals(script: str, args: list[object], r
         ("K = object()\ndef f(): return K\n", "'K', a object"),
         ("NAN = float('nan')\ndef f(): return NAN\n", "'NAN'"),
         ("K = {1}\ndef f(): return K\n", "'K', a set"),
+        ("K = 1\nfor _ in range(99): K = [K]\ndef f(): return K\n", "'K', a list"),
         ("R = [0]\nK = [R, R]\ndef f(): return K\n", "'K' has a list or dict that occurs twice"),
         ("K = L = {}\ndef f(): return K, L\n", "'L' has a list or dict that occurs twice"),
         ("def f(x=print): return x\n", "default"),

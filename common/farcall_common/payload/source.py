@@ -38,6 +38,8 @@ _JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
 _FUTURE_FLAGS = __future__.annotations.compiler_flag
 _MAX_LITERAL_CHARACTERS = 10_000
 _MAX_LITERAL_INT_BITS = 1024
+_MAX_LITERAL_DEPTH = 50
+"""Python compiles no text with more than about 100 to 200 brackets in one another."""
 _MAX_LINES = 1_000_000
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
@@ -331,16 +333,15 @@ def _are_new(value: Any, seen: set[int]) -> bool:
     return all(_are_new(part, seen) for part in parts)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
     kind = type(value)  # exactly: a subclass is more than its repr
     if kind is float:
         return math.isfinite(value)
     if kind is int:
         return bool(value.bit_length() <= _MAX_LITERAL_INT_BITS)
-    if kind in (list, tuple):
-        return all(map(_is_plain, value))
-    if kind is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if kind in (list, tuple, dict):
+        inside = value if kind is not dict else itertools.chain(value, value.values())
+        return depth < _MAX_LITERAL_DEPTH and all(_is_plain(part, depth + 1) for part in inside)
     return value is None or kind in (bool, str, bytes)
 
 
