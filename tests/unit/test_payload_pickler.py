@@ -159,6 +159,33 @@ def decorated(x: int) -> int:
     return x + 1
 
 
+class Decorated:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+    @doubled
+    def get(self) -> int:
+        return self.x
+
+    @doubled
+    @classmethod
+    def name(cls) -> str:
+        return cls.__name__
+
+    @doubled
+    @staticmethod
+    def add(x: int) -> int:
+        return x + 1
+
+
+@every_way
+def test_bound_methods_with_decorators_of_wrapt_stay(there_and_back: Callable[[Any], Any]) -> None:
+    get, name, add = there_and_back([Decorated(3).get, Decorated.name, Decorated(3).add])
+    assert (get(), name(), add(1)) == (6, "DecoratedDecorated", 4)
+    with pytest.raises(SerializationError, match="BoundFunctionWrapper of wrapt cannot be sent"):
+        there_and_back(Decorated.get)
+
+
 def test_decorators_of_wrapt_stay() -> None:
     assert SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))(1) == 4
     proxy: Any = wrapt.ObjectProxy(decorated)

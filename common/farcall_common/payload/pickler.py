@@ -159,14 +159,19 @@ def _method(_: Pickler, method: MethodType) -> Any:
     """By its name, if the object has this method under it; else from its function."""
     owner, function = cast(Any, method.__self__), cast(Any, method.__func__)
     name = getattr(function, "__name__", None)
-    is_class = isinstance(owner, type)
-    if isinstance(name, str) and (is_class or name not in getattr(owner, "__dict__", ())):
-        for cls in (owner if is_class else type(owner)).__mro__:
-            if (found := vars(cls).get(name)) is not None:
-                if getattr(found, "__func__", found) is function:
-                    return getattr, (owner, name)
-                break
+    found = _found_by_class(owner, name)
+    if found is not None and getattr(found, "__func__", found) is function:
+        return getattr, (owner, name)
     return MethodType, (function, owner)
+
+
+def _found_by_class(owner: Any, name: object) -> Any:
+    """What the class of an object, or a class itself, has under a name; None if the object has it in itself."""
+    is_class = isinstance(owner, type)
+    if not isinstance(name, str) or (not is_class and name in getattr(owner, "__dict__", ())):
+        return None
+    classes = owner.__mro__ if is_class else type(owner).__mro__
+    return next((found for cls in classes if (found := vars(cls).get(name)) is not None), None)
 
 
 def _module(pickler: Pickler, module: ModuleType) -> Any:
@@ -256,6 +261,14 @@ def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
     return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper)
 
 
+def _bound_by_wrapt(_: Pickler, method: Any) -> Any:
+    """A bound method with a decorator of wrapt, by its name."""
+    owner = method._self_instance if method._self_instance is not None else getattr(method, "__self__", None)
+    if owner is None or _found_by_class(owner, method.__name__) is not method._self_parent:
+        raise pickle.PicklingError(f"a {type(method).__name__} of wrapt cannot be sent")
+    return getattr, (owner, method.__name__)
+
+
 def _pydantic_config(_: Pickler, config: Any) -> Any:
     """Whole, not by its attributes: an empty one asks itself for each of them for ever."""
     return type(config), (config.config_dict,)
@@ -335,8 +348,11 @@ def _reducer_of(kind: type) -> _Reducer | None:
         return _stream
     if (known := _REDUCERS_BY_NAME.get((kind.__module__, kind.__qualname__))) is not None:
         return known
-    if (wrapt := sys.modules.get("wrapt")) is not None and issubclass(kind, wrapt.FunctionWrapper):
-        return _wrapped_by_wrapt
+    if (wrapt := sys.modules.get("wrapt")) is not None:
+        if issubclass(kind, wrapt.FunctionWrapper):
+            return _wrapped_by_wrapt
+        if issubclass(kind, wrapt.BoundFunctionWrapper):
+            return _bound_by_wrapt
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         return None
     return _by_own_method
