@@ -285,3 +285,28 @@ def test_functions_keep_sharing_the_variables_around_them(there_and_back: Callab
         assert get.__closure__[1] is empty.__closure__[0]
         assert factorial(5) == 120
         assert [each for each in arrived if not callable(each)] == [increase.__closure__[0], factorial.__closure__[0]]
+
+
+@every_way
+@pytest.mark.parametrize(
+    "body",
+    [
+        "class C: limit = LIMIT\n return C.limit",
+        "return eval('LIMIT')",
+        "return globals()['LIMIT']",
+        "return query('x > @LIMIT', f.__globals__)",
+    ],
+)
+def test_names_in_classes_and_texts_inside_of_a_function_are_found(
+    there_and_back: Callable[[Any], Any], body: str
+) -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "query": lambda text, names: names[text.rpartition("@")[2]]}
+    exec(f"LIMIT = 3\ndef f():\n {body}", names)
+    assert there_and_back(names["f"])() == 3
+
+
+def test_a_function_that_looks_up_the_main_module_is_refused() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("def f():\n import sys\n return [sys.modules['__main__'].LIMIT for _ in range(1)]", names)
+    with pytest.raises(SerializationError, match="f uses the main module, __main__, which is another one"):
+        SERIALIZER.serialize_function(names["f"])

@@ -59,6 +59,10 @@ def carry(script: str, name: str = "f") -> Callable[..., Any]:
             "def f():\n    def h(y: int): return g.__annotations__\n"
             "    return h.__annotations__, h(1)\n", [], ({"y": "int"}, {"x": "D"}), id="postponed annotations",
         ),
+        pytest.param(
+            "K = 3\ndef f(x): return eval('K + x'), globals()['K'], eval('y', {'y': x})\n",
+            [1], (4, 3, 1), id="names in a text",
+        ),
         pytest.param("N = 0\ndef f():\n    global N\n    N += 1\n    return N\n", [], 1, id="counter"),
     ],
 )  # fmt: skip
@@ -85,6 +89,8 @@ def test_function_source_includes_its_globals(script: str, args: list[object], r
         ("def f(x=1): return x\nf.__defaults__ = (2,)\n", "default"),
         ("def f():\n    from . import sibling\n    return sibling\n", "relative import"),
         ("def f(): return undefined\n", "not defined"),
+        ("def f():\n    import __main__\n    return __main__.K\n", "uses the main module"),
+        ("import sys\ndef f(): return sys.modules['__main__'].K\n", "uses the main module"),
         ("class C:\n    def g(self): return 1\nf = C().g\n", "a method"),
     ],
 )

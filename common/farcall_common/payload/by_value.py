@@ -38,10 +38,14 @@ from farcall_common.payload.pickling import (
     EMPTY,
     MAIN,
     THIS_PYTHON,
+    USES_MAIN,
     attribute,
     cell_contents,
+    codes_in,
+    global_names,
     is_registered_by_user,
     travels_by_value,
+    uses_main_module,
 )
 
 _MAX_SOURCE_CHARACTERS = 64 * 1024
@@ -122,7 +126,12 @@ class CodeReducer:
             return functools.singledispatch, (first,), registered, None, None, register_all
         if self._is_sent(name := function.__globals__.get("__name__")):
             self.modules.add(name)
+        if uses_main_module(function.__code__):
+            raise pickle.PicklingError(f"{function.__qualname__} {USES_MAIN}")
         reduced = self._reduced_function(function)
+        used = reduced[2][1]["__globals__"]  # without names in bodies of classes, and in texts
+        names = sorted(global_names(function.__code__).difference(used))
+        used |= {name: function.__globals__[name] for name in names if name in function.__globals__}
         if not (cells := function.__closure__):
             return reduced
         # cloudpickle gives each function cells of its own; functions that share a variable keep sharing it. A cell is
@@ -519,18 +528,11 @@ def _source_in_memory(module: ModuleType) -> _Source | None:
 def _examined(module: ModuleType, text: bytes) -> _Source | None:
     """The source of a module at its first check, unless its functions are from another text."""
     tree = ast.parse(text)
-    written = set(_codes(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
+    written = set(codes_in(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
     in_memory = {f.__code__ for f in _functions(module) if f.__code__.co_filename == module.__file__}
     if not _decorated_lines(tree).issuperset(code.co_firstlineno for code in in_memory - written):
         return None
     return _Source(_digest(text), frozenset(_imports(tree, module)))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def _decorated_lines(tree: ast.Module) -> set[int]:

@@ -24,11 +24,14 @@ from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleT
 from typing import Any
 
 from farcall_common.payload.pickling import (
+    USES_MAIN,
     attribute,
     global_names,
     is_decorated,
+    names_in_code,
     plain_function,
     travels_by_value,
+    uses_main_module,
 )
 from farcall_common.payload.pools import SOURCE_MODULE, teach_pools
 
@@ -176,11 +179,14 @@ class _Bundle:
         _check_same(source, function)
         chains = _attribute_chains(definition)
         source = self._with_annotations(source, definition, function)
+        if uses_main_module(function.__code__):
+            raise NotSelfContained(USES_MAIN)
+        named = names_in_code(function.__code__)
         for name in sorted(global_names(function.__code__)):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 self.require(name, value, attributes=tuple(sorted(chains.get(name, ()))))
-            elif not hasattr(builtins, name):
+            elif name in named and not hasattr(builtins, name):
                 raise NotSelfContained(f"it uses {name!r}, which is not defined")
         self._functions.append(source)
 
