@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import logging
 import pathlib
 import random
@@ -26,9 +27,11 @@ from farcall_common.payload import (
     DillDataBase64,
     PickleDataBase64,
     Serializer,
+    pickler,
 )
 from farcall_common.payload.dill_format import dill_dumps
 from farcall_common.payload.native import dump_call, dump_native, load_native
+from farcall_common.payload.pickler import set_path_of_workers
 from farcall_common.payload.pickling import INCLUDED_MARK, travels_by_value
 from tests.waiting import WAIT_S
 
@@ -208,6 +211,27 @@ def test_a_module_that_answers_everything_is_like_any_other(monkeypatch: pytest.
     assert hasattr(lazy, INCLUDED_MARK)
     assert travels_by_value("lazy")
     assert WAYS["text"](lazy.thing)() == 5
+
+
+@pytest.mark.parametrize("package", [False, True])
+def test_modules_that_workers_of_an_engine_do_not_find_travel_by_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: bool
+) -> None:
+    """A folder may join ``sys.path`` after the engine has started its workers."""
+    name = f"joined_later_{package}"
+    file = tmp_path / name / "__init__.py" if package else tmp_path / f"{name}.py"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("class C:\n    def get(self): return 3\n")
+    monkeypatch.setattr(pickler, "_path_of_workers", None)
+    set_path_of_workers(sys.path)
+    monkeypatch.syspath_prepend(tmp_path)
+    value = importlib.import_module(name).C()
+    here = dump_native(value)
+    set_path_of_workers(sys.path)
+    assert len(dump_native(value)) < len(here)  # by name
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    assert load_native(here).get() == 3
 
 
 def test_paths_of_python_3_13_have_the_name_that_every_version_has() -> None:

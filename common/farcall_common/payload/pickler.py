@@ -24,7 +24,8 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -34,6 +35,7 @@ from farcall_common.payload.pickling import (
     attribute,
     is_importable,
     is_registered_by_user,
+    place_of,
     plain_function,
     travels_by_value,
 )
@@ -85,12 +87,37 @@ class ReferencePickler(Pickler):
         raise pickle.PicklingError(f"{what} cannot be imported on another machine")
 
 
+_path_of_workers: frozenset[Path] | None = None
+
+
+def set_path_of_workers(path: Iterable[str]) -> None:
+    """Say where workers of this process find modules: modules of other folders travel to them by value."""
+    global _path_of_workers
+    _path_of_workers = frozenset(Path(entry).resolve() for entry in path)
+
+
+@functools.cache
+def _is_found_in(path: frozenset[Path], module_name: str) -> bool:
+    name = module_name.partition(".")[0]
+    place = place_of(sys.modules.get(name))
+    if place is None or not travels_by_value(name):
+        return True
+    folder = Path(place).parent
+    return (folder.parent if Path(place).name == "__init__.py" else folder).resolve() in path
+
+
 def _is_of_this_process(module_name: str) -> bool:
-    return module_name in MAIN or module_name not in sys.modules or is_registered_by_user(module_name)
+    return (
+        module_name in MAIN
+        or module_name not in sys.modules
+        or is_registered_by_user(module_name)
+        or (_path_of_workers is not None and not _is_found_in(_path_of_workers, module_name))
+    )
 
 
 class NativePickler(Pickler):
-    """For processes of the same files: only the program itself travels by value, its modules by reference."""
+    """For processes of the same files: only the program itself travels by value, and modules that workers do not find.
+    Other modules travel by reference."""
 
     is_local = staticmethod(_is_of_this_process)
     reader_has_classes = False
