@@ -8,6 +8,7 @@ import importlib
 import logging
 import pathlib
 import random
+import subprocess
 import sys
 import threading
 import types
@@ -150,6 +151,25 @@ def test_methods_of_global_generators_are_sent_by_name(there_and_back: Callable[
     assert normal.__self__ is np.random.mtrand._rand
     own = random.Random(1)
     assert there_and_back(own).random() == own.random()
+
+
+MISSING = object()
+
+
+@every_way
+def test_bare_objects_stay_the_same_in_functions_arguments_and_results(there_and_back: Callable[[Any], Any]) -> None:
+    other = object()
+    assert there_and_back([MISSING, other, MISSING]) == [MISSING, other, MISSING]
+    names: dict[str, Any] = {"__name__": "__main__", "MISSING": MISSING}
+    exec("def f(x=MISSING): return x is MISSING, MISSING", names)
+    assert there_and_back(names["f"])() == there_and_back(names["f"])(there_and_back(MISSING)) == (True, MISSING)
+
+
+def test_another_process_has_one_object_for_each_bare_object() -> None:
+    script = "import pickle, sys\nfrom farcall_common.payload.native import load_native\n"
+    script += "a, b = (load_native(bytes.fromhex(text)) for text in sys.argv[1:])\nassert a[0] is b is not a[1]"
+    buffers = [dump_native(value).hex() for value in ([MISSING, object()], MISSING)]
+    subprocess.run([sys.executable, "-c", script, *buffers], check=True)
 
 
 @wrapt.decorator

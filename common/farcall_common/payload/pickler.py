@@ -19,6 +19,7 @@ import functools
 import importlib
 import io
 import operator
+import os
 import pickle
 import sys
 import threading
@@ -306,6 +307,34 @@ def _pydantic_names(_: Pickler, names: object) -> Any:
     return type(names), ()
 
 
+_MOST_MARKERS: Final = 100_000
+_markers: Final[dict[str, object]] = {}
+_keys_of_markers: Final[dict[int, str]] = {}
+
+
+def marker(key: str) -> object:
+    """The bare ``object()`` with this key: one in each process."""
+    known = _markers.get(key)
+    if known is None:
+        known = object()
+        if len(_markers) < _MOST_MARKERS:
+            known = _markers.setdefault(key, known)
+            _keys_of_markers[id(known)] = key
+    return known
+
+
+def _marker(_: Pickler, obj: object) -> Any:
+    """A bare ``object()`` by a key: programs compare such objects by identity only, and a function and its arguments
+    travel apart."""
+    key = _keys_of_markers.get(id(obj))
+    if key is None:
+        if len(_markers) >= _MOST_MARKERS:
+            return NotImplemented
+        key = _keys_of_markers.setdefault(id(obj), os.urandom(16).hex())
+        _markers[key] = obj
+    return marker, (key,)
+
+
 def _global_generator(name: str, _: Pickler, generator: Any) -> Any:
     """By name, if it is the generator of the module: tasks must not draw the same numbers."""
     is_global = attribute(sys.modules.get(type(generator).__module__), name) is generator
@@ -330,6 +359,7 @@ _LOCKS: Final[dict[type, Callable[[Any], Any]]] = {_thread.LockType: _lock, _thr
 _CACHED: Final = type(functools.cache(len))
 _ORDERED: Final = collections.OrderedDict[Any, Any]()
 _REDUCERS: Final[dict[type, _Reducer]] = {
+    object: _marker,
     FunctionType: _function,
     MethodType: _method,
     ModuleType: _module,
