@@ -46,7 +46,6 @@ _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
 _LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _READ_TEXTS = frozenset({"eval", "exec", "globals", "query"})
 _NAME_BEHIND_AT = re.compile(r"@([^\W\d]\w*)")
-_LOOK_UP_MODULES = frozenset({"modules", "import_module", "__import__"})
 _BEFORE_RESUME = frozenset(
     {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
 )
@@ -243,10 +242,12 @@ USES_MAIN = "uses the main module, __main__, which is another one on a worker: p
 
 def uses_main_module(code: CodeType) -> bool:
     """Whether a function looks up the main module of its program, which is another one on a worker."""
-    return any(
-        "__main__" in each.co_names or ("__main__" in each.co_consts and not _LOOK_UP_MODULES.isdisjoint(each.co_names))
-        for each in codes_in(code)
-    )
+    for each in codes_in(code):
+        used = {*each.co_names, *each.co_varnames, *each.co_freevars, *each.co_cellvars}
+        looks_up = {"sys", "modules"} <= used or "import_module" in used
+        if "__main__" in used or (looks_up and "__main__" in each.co_consts):
+            return True
+    return False
 
 
 # -- byte code of other Python versions --------------------------------------------------------------------------------
