@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from farcall_common.errors import (
-    DeserializationError,
     EndpointRequiresSealed,
     ErrorRecord,
     Fault,
@@ -455,16 +454,6 @@ def worker_died(
         stdout_tail=stdout_tail or None,
         stderr_tail=stderr_tail or None,
         reasons=reasons or None,
-    )
-
-
-def unreadable(record: ErrorRecord) -> ErrorRecord:
-    """The function or its arguments cannot be read; ``record`` describes what reading them raised."""
-    return dataclasses.replace(
-        record,
-        code=DeserializationError.code,
-        message=f"Cannot be read here: {record.message}",
-        fault=DeserializationError.fault,
     )
 
 

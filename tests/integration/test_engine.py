@@ -81,6 +81,18 @@ def test_a_class_of_a_module_on_the_path_is_the_same_in_functions_arguments_and_
     assert type(made) is measured_here.Value
 
 
+def test_a_class_of_a_module_whose_folder_joined_the_path_later_is_sent(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "joined_later.py").write_text("class Value(int): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import joined_later  # type: ignore[import-not-found]
+
+    sent = joined_later.Value(2)
+    is_value, returned = engine.submit(lambda x: (type(x) is joined_later.Value, x), sent).result(WAIT_S)
+    assert (is_value, returned, type(returned)) == (True, 2, joined_later.Value)
+
+
 def test_definitions_of_a_script_are_sent_by_value(engine: Engine) -> None:
     factor = 3
 

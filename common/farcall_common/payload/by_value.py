@@ -29,17 +29,23 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
 from farcall_common.payload.pickling import (
+    EMPTY,
     MAIN,
     THIS_PYTHON,
+    USES_MAIN,
     attribute,
+    cell_contents,
+    codes_in,
+    global_names,
     is_registered_by_user,
     travels_by_value,
+    uses_main_module,
 )
 
 _MAX_SOURCE_CHARACTERS = 64 * 1024
@@ -98,6 +104,7 @@ class CodeReducer:
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
+        self._cells: dict[int, CellType] = {}
 
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
     _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
@@ -119,7 +126,19 @@ class CodeReducer:
             return functools.singledispatch, (first,), registered, None, None, register_all
         if self._is_sent(name := function.__globals__.get("__name__")):
             self.modules.add(name)
-        return self._reduced_function(function)
+        if uses_main_module(function.__code__):
+            raise pickle.PicklingError(f"{function.__qualname__} {USES_MAIN}")
+        reduced = self._reduced_function(function)
+        used = reduced[2][1]["__globals__"]  # without names in bodies of classes, and in texts
+        names = sorted(global_names(function.__code__).difference(used))
+        used |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+        if not (cells := function.__closure__):
+            return reduced
+        # cloudpickle gives each function cells of its own; functions that share a variable keep sharing it. A cell is
+        # written empty, and its contents after the function: they may refer to it.
+        make, (*args, _), (attributes, parts), *rest = reduced
+        self._cells.update((id(cell), cell) for cell in cells)
+        return make, (*args, cells), (attributes, {**parts, "__closure__": tuple(map(_Contents, cells))}), *rest
 
     def module(self, module: ModuleType) -> Any:
         self.modules.add(module.__name__)
@@ -166,6 +185,9 @@ class CodeReducer:
         """Reduce code objects, cells, properties and the like, with cloudpickle."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
+        if isinstance(obj, CellType):
+            contents = EMPTY if id(obj) in self._cells else cell_contents(obj)
+            return cloudpickle._make_empty_cell, (), None if contents is EMPTY else (None, {"cell_contents": contents})
         return cloudpickle.Pickler._dispatch_table[type(obj)](obj)
 
     def _is_sent(self, module_name: object) -> TypeGuard[str]:
@@ -188,6 +210,17 @@ def _slots(cls: type) -> Any:
     if isinstance(slots, str | tuple | list | dict):
         return slots
     return tuple(name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType))
+
+
+class _Contents:
+    """A cell with the contents of another one."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        contents = cell_contents(self._cell)
+        return cloudpickle._make_cell, () if contents is EMPTY else (contents,)
 
 
 class _Made:
@@ -495,18 +528,11 @@ def _source_in_memory(module: ModuleType) -> _Source | None:
 def _examined(module: ModuleType, text: bytes) -> _Source | None:
     """The source of a module at its first check, unless its functions are from another text."""
     tree = ast.parse(text)
-    written = set(_codes(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
+    written = set(codes_in(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
     in_memory = {f.__code__ for f in _functions(module) if f.__code__.co_filename == module.__file__}
     if not _decorated_lines(tree).issuperset(code.co_firstlineno for code in in_memory - written):
         return None
     return _Source(_digest(text), frozenset(_imports(tree, module)))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def _decorated_lines(tree: ast.Module) -> set[int]:

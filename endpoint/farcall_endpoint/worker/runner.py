@@ -252,8 +252,9 @@ class Runner:
             try:
                 args, kwargs = resolved(args, kwargs)
             except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
-                record = error.record if isinstance(error, FarcallError) else describe_exception(error)
-                return self._failed(order, record, started_at, time.time())
+                if isinstance(error, FarcallError):
+                    return self._failed(order, error.record, started_at, time.time())
+                return self._unreadable(order, error, started_at)
         is_edge = order.call is not None and order.call.is_edge
         if files is not None and (problem := files.check()) is not None:
             return self._failed(order, problem, started_at, time.time())
@@ -322,10 +323,10 @@ class Runner:
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         if isinstance(error, DeserializationError):
-            record = error.record
-        else:
-            record = outcomes.unreadable(describe_exception(error))
-        return self._failed(order, record, started_at, started_at)
+            return self._failed(order, error.record, started_at, started_at)
+        reason = describe_exception(error)
+        record = DeserializationError(f"Cannot be read here: {reason.message}", hint=reason.hint).record
+        return self._failed(order, dataclasses.replace(record, traceback=reason.traceback), started_at, started_at)
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
