@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import random
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -29,7 +31,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.http_client import http_client
-from farcall_common.http_errors import error_from_response
+from farcall_common.http_errors import REQUEST_ID, error_from_response, is_answer_to
 
 _logger = logging.getLogger(__name__)
 #: A generator of our own: programs seed the module's.
@@ -60,7 +62,7 @@ def _new_backoff() -> Backoff:
 class _Request(NamedTuple):
     """``headers`` returns those of an attempt; ``read`` reads a success, and raises ProtocolError or
     msgspec.DecodeError for one that is not of the service that was called; ``has_new_token`` is false where a new token
-    is possible after a refusal."""
+    is possible after a refusal. The API's answer repeats ``request_id``."""
 
     method: str
     url: str
@@ -69,6 +71,7 @@ class _Request(NamedTuple):
     headers: Callable[[], Mapping[str, str]]
     read: Callable[[httpx.Response], Any]
     is_api: bool = True
+    request_id: str = ""
     has_new_token: bool = True
     retries_refusals: bool = True
 
@@ -154,7 +157,11 @@ class Http:
 
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         url = self.settings.api_url + path
-        request = _Request(method, url, content, query, self._headers, read, retries_refusals=retries_refusals)
+        request_id = uuid.uuid4().hex
+        headers = functools.partial(self._headers, request_id)
+        request = _Request(
+            method, url, content, query, headers, read, request_id=request_id, retries_refusals=retries_refusals
+        )
         if self._authorizer is not None:
             try:
                 renewable = request._replace(has_new_token=False)
@@ -212,12 +219,13 @@ class Http:
         found: bytearray = self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
         return found
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, request_id: str) -> dict[str, str]:
         token = self.settings.token if self._authorizer is None else bearer_token(self._authorizer)
         return {
             "authorization": f"Bearer {token}",
             "content-type": "application/json",
             "x-farcall-accept": "blob-ref",
+            REQUEST_ID: request_id,
         }
 
     def close(self) -> None:
@@ -278,6 +286,8 @@ class Http:
             with self._client().stream(
                 request.method, request.url, content=pieces, headers=sent, params=request.query
             ) as response:
+                if request.is_api and not is_answer_to(request.request_id, response.headers):
+                    raise ProtocolError("it is the answer to another request")
                 if response.is_success:
                     return request.read(response)
                 response.read()

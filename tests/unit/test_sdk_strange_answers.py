@@ -103,6 +103,35 @@ def test_no_future_fails_and_no_task_starts_twice(cloud: FakeCloud, tmp_path: Pa
     assert collections.Counter(Path(starts).read_text().split()) == {"0": 1, "1": 1, "2": 1}
 
 
+class Repeater(httpx.BaseTransport):
+    """Forwards requests to a cloud, and answers each fourth request of a path as the one before it."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        self.repeated: collections.Counter[str] = collections.Counter()
+        self._cloud = cloud
+        self._answers: dict[str, list[httpx.Response]] = collections.defaultdict(list)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._cloud.transport.handle_request(request)
+        answers = self._answers[path := request.url.path]
+        answers.append(response)
+        if len(answers) % 4:
+            return response
+        self.repeated[path] += 1
+        return httpx.Response(answers[-2].status_code, headers=answers[-2].headers, content=answers[-2].content)
+
+
+def test_an_answer_to_an_earlier_request_is_repeated_until_it_is_to_this_one(cloud: FakeCloud) -> None:
+    """Such an answer names another function or refuses another request."""
+    repeater = Repeater(cloud)
+    with Client("https://farcall.test", cloud.token, transport=repeater) as client:
+        connection_of(client).api.http._backoff = functools.partial(Backoff, first_s=0.0, most_s=0.0)
+        functions: list[Callable[..., Any]] = [abs, len, min, max, sum, pow, divmod]
+        found = [client.get_function(client.register_function(each))["function_name"] for each in functions]
+        assert found == [each.__name__ for each in functions]
+    assert repeater.repeated["/v3/functions"] >= 2
+
+
 class Time:
     """A clock that each request moves."""
 
