@@ -25,7 +25,6 @@ from farcall_common.errors import (
     ErrorRecord,
     FarcallError,
     Fault,
-    Forbidden,
     ProtocolError,
     Unauthenticated,
     Unavailable,
@@ -42,6 +41,8 @@ if logging.getLogger("httpx").level == logging.NOTSET:
 
 #: An internal error of the API is retried a few times, but not for an hour.
 _INTERNAL_RETRY_S: Final = 15.0
+#: Longest back-off, and the longest Retry-After that counts unless Farcall sent it, in seconds.
+_LONGEST_WAIT_S: Final = 10.0
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
@@ -56,13 +57,14 @@ _inherited: list[httpx.Client | None] = []
 
 
 def _new_backoff() -> Backoff:
-    return Backoff(first_s=0.1, most_s=10.0, jitter=_random.random)
+    return Backoff(first_s=0.1, most_s=_LONGEST_WAIT_S, jitter=_random.random)
 
 
 class _Request(NamedTuple):
     """``headers`` returns those of an attempt; ``read`` reads a success, and raises ProtocolError or
     msgspec.DecodeError for one that is not of the service that was called; ``has_new_token`` is false where a new token
-    is possible after a refusal. The API's answer repeats ``request_id``."""
+    is possible after a refusal. The API's answer repeats ``request_id``. Refusals by others than
+    Farcall that ``raises`` names are not repeated."""
 
     method: str
     url: str
@@ -73,7 +75,7 @@ class _Request(NamedTuple):
     is_api: bool = True
     request_id: str = ""
     has_new_token: bool = True
-    retries_refusals: bool = True
+    raises: tuple[type[FarcallError], ...] = ()
 
     @property
     def shown(self) -> str:
@@ -125,7 +127,7 @@ class Http:
         query: Mapping[str, str | int] | None = None,
         answer: Any = Any,
         check: Callable[[Any], object] | None = None,
-        retries_refusals: bool = True,
+        raises: tuple[type[FarcallError], ...] = (),
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Any:
@@ -138,7 +140,7 @@ class Http:
 
         :param answer: the type as which the JSON is read; unless it is given, there may be no answer.
         :param check: raises an exception for an answer that does not fit: ProtocolError, or as reading it would.
-        :param retries_refusals: whether refusals by others than Farcall are repeated.
+        :param raises: refusals by others than Farcall that are raised at once.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         """
 
@@ -159,9 +161,7 @@ class Http:
         url = self.settings.api_url + path
         request_id = uuid.uuid4().hex
         headers = functools.partial(self._headers, request_id)
-        request = _Request(
-            method, url, content, query, headers, read, request_id=request_id, retries_refusals=retries_refusals
-        )
+        request = _Request(method, url, content, query, headers, read, request_id=request_id, raises=raises)
         if self._authorizer is not None:
             try:
                 renewable = request._replace(has_new_token=False)
@@ -245,14 +245,17 @@ class Http:
                 return self._once(request)
             except FarcallError as error:
                 now = self._clock()
-                delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
+                requested_s, outage_s = error.record.retry_after_s or 0.0, outage.failed(now=now)
+                if error.is_foreign:  # any server can name any time, and a task that was accepted runs meanwhile
+                    requested_s = min(requested_s, _LONGEST_WAIT_S, retry_timeout_s - outage_s)
+                delay_s = max(requested_s, backoff.next_s())
                 if (most_s := self._most_s(error, request)) is None:
                     raise
                 # An error that is tolerated for a short time only counts from where it began.
                 brief_s = brief.failed(now=now) if most_s < retry_timeout_s else 0.0
                 if not brief_s:
                     brief.reset(now=now)
-                if outage.failed(now=now) + delay_s > retry_timeout_s or brief_s + delay_s > most_s:
+                if outage_s + delay_s > retry_timeout_s or brief_s + delay_s > most_s:
                     raise
                 _logger.debug("%s: %s; retrying in %.2f s", request.shown, error, delay_s)
                 if (stop or self._never).wait(delay_s):
@@ -271,8 +274,10 @@ class Http:
             return FOREIGN_RETRY_S if is_unfit and request.method != "GET" else None
         if isinstance(error, ProtocolError):
             return math.inf
-        is_refusal = isinstance(error, Forbidden) or (isinstance(error, Unauthenticated) and request.has_new_token)
-        return FOREIGN_RETRY_S if is_refusal and request.retries_refusals else None
+        is_final = isinstance(error, request.raises) or (
+            isinstance(error, Unauthenticated) and not request.has_new_token
+        )
+        return None if is_final else FOREIGN_RETRY_S
 
     def _once(self, request: _Request) -> Any:
         """One attempt."""
