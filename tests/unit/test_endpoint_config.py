@@ -28,6 +28,7 @@ from farcall_endpoint.config import (
     SrunLauncherConfig,
     parse_config,
     read_config,
+    read_globus,
     write_config,
 )
 from farcall_endpoint.config.files import FilesConfig, StorageConfig
@@ -285,6 +286,30 @@ def test_all_mistakes_are_reported_in_the_order_of_the_file() -> None:
     said = complaint("engine: {a: 1, a: 2}\n1: 2\n")
     assert "config.yaml has 2 mistakes" in said, "also of those that YAML allows"
     assert "unknown field `<<`" not in complaint("engine:\n  limits: {<<: {memory: 2}, wall: 1}\n")
+
+
+@pytest.mark.parametrize("is_globus", [False, True])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("- " * 5000, "nested too deeply"),
+        ("{a: " * 5000, "nested too deeply"),
+        (f"display_name: {'a' * 3_000_000}", "more than 256 KiB"),
+        (f"heartbeat_interval: {'1' * 5000}", "too large"),
+        ("heartbeat_interval: 1e999", "too large"),
+        ("{#" * 100_000, "not YAML"),
+        ("{% %}" * 50_000, "statements of a template"),
+        (f"display_name: {{{{{' ' * 200_000}", "not YAML"),
+    ],
+    ids=["lists", "block-lists", "objects", "text", "int", "float", "comments", "statements", "placeholder"],
+)
+def test_size_and_depth_are_limited(tmp_path: Path, text: str, words: str, is_globus: bool) -> None:
+    (file := tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read_globus(file) if is_globus else read_config(file)
+    assert words in str(caught.value) or not is_globus
+    assert len(str(caught.value)) < 1000
 
 
 def test_invalid_files_are_refused_with_our_message(tmp_path: Path) -> None:
