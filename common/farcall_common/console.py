@@ -10,6 +10,7 @@ import datetime as dt
 import importlib.metadata
 import io
 import itertools
+import math
 import platform
 import re
 import shutil
@@ -109,6 +110,16 @@ def new_group(help_: str, *, cls: type[Commands] = Commands, **settings: Any) ->
     """A group of commands, to be filled; ``settings`` are those of :class:`typer.Typer`."""
     names = {"help_option_names": ["-h", "--help"]}
     return typer.Typer(cls=cls, help=help_, no_args_is_help=True, context_settings=names, **settings)
+
+
+def check_number(value: float | None) -> float | None:
+    """The value of an option, for its callback.
+
+    :raises typer.BadParameter: for NaN, which no comparison with a limit refuses.
+    """
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("Expected a number.")
+    return value
 
 
 def prepare_streams() -> None:

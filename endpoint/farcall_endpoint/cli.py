@@ -20,7 +20,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from farcall_common.console import new_group, prepare_streams, show_table, versions
+from farcall_common.console import check_number, new_group, prepare_streams, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
@@ -179,7 +179,9 @@ def start(
     context: typer.Context,
     name: Name = "default",
     detach: Annotated[bool, typer.Option("--detach", help="Start a daemon, and return when it is connected.")] = False,
-    timeout: Annotated[float, typer.Option(help="With --detach: seconds to wait for the connection.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(callback=check_number, help="With --detach: seconds to wait for the connection.")
+    ] = 30.0,
     endpoint_uuid: Annotated[
         str | None, typer.Option(help="On the first start: use this existing registration.")
     ] = None,
@@ -216,7 +218,7 @@ def stop(context: typer.Context, name: Name = "default") -> None:
 def restart(
     context: typer.Context,
     name: Name = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the connection.")] = 30.0,
+    timeout: Annotated[float, typer.Option(callback=check_number, help="Seconds to wait for the connection.")] = 30.0,
 ) -> None:
     """Stop an endpoint if it is running, then start it as a daemon."""
     with _errors():
@@ -268,7 +270,7 @@ def prewarm(
     ],
     count: Annotated[int, typer.Option(min=0, help="Workers to keep warm, on all nodes together; 0 ends it.")] = 1,
     node: Annotated[str, typer.Option(help="Only on the node with this host name.")] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until they are warm.")] = 600.0,
+    timeout: Annotated[float, typer.Option(callback=check_number, help="Seconds to wait until they are warm.")] = 600.0,
 ) -> None:
     """Keep workers of an environment warm, spread over the nodes, until further notice. Waits until they are."""
     with _errors():

@@ -25,10 +25,12 @@ from farcall_common.errors import (
     ErrorRecord,
     FarcallError,
     Fault,
+    InvalidRequest,
     ProtocolError,
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.finite import check_seconds, is_finite
 from farcall_common.http_client import http_client
 from farcall_common.http_errors import REQUEST_ID, error_from_response, is_answer_to
 
@@ -91,6 +93,7 @@ class Http:
     :param backoff: makes the back-off of one request.
     :param authorizer: provides the credentials of each request, instead of the settings' token.
     :param transport: replaces the network, for tests.
+    :raises ValueError: for a time that is negative or NaN.
     """
 
     def __init__(
@@ -104,6 +107,7 @@ class Http:
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_seconds(timeout_s=timeout_s, retry_timeout_s=retry_timeout_s)
         self.settings = settings
         self.retry_timeout_s = retry_timeout_s
         self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
@@ -142,7 +146,10 @@ class Http:
         :param check: raises an exception for an answer that does not fit: ProtocolError, or as reading it would.
         :param raises: refusals by others than Farcall that are raised at once.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
+        :raises InvalidRequest: for a body with a number that JSON does not have.
         """
+        if not is_finite(body):
+            raise InvalidRequest("NaN and infinity cannot be sent: JSON has neither", hint="Send null or a text.")
 
         def read(response: httpx.Response) -> Any:
             content = response.read()

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.worker_share import WorkerShare
+from farcall_endpoint import Engine
 from farcall_endpoint.agent.launch import check_storages
 from farcall_endpoint.config import (
     BatchProviderConfig,
@@ -310,6 +311,12 @@ def test_size_and_depth_are_limited(tmp_path: Path, text: str, words: str, is_gl
         read_globus(file) if is_globus else read_config(file)
     assert words in str(caught.value) or not is_globus
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["max_idletime_s", "block_failure_period_s", "cores_per_worker"])
+def test_an_engine_refuses_numbers_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Engine(**cast("Any", {name: float("nan")}))
 
 
 def test_invalid_files_are_refused_with_our_message(tmp_path: Path) -> None:

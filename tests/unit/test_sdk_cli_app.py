@@ -45,6 +45,7 @@ def test_every_command_has_json(name: str) -> None:
         (("--nonsense",), "No such option"),
         (("tasks", "show"), "Missing argument"),
         (("tasks", "ls", "--state", "asleep"), "'asleep'"),
+        (("run", "script.py:f", "--timeout", "nan"), "Expected a number"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_hint(arguments: tuple[str, ...], message: str) -> None:

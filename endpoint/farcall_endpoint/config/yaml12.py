@@ -33,7 +33,7 @@ class Loader(yaml.SafeLoader):
         :raises yaml.YAMLError: for a part that is in too many others.
         """
         if self._depth > _MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, "nested too deeply", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, "nested too deeply", self.get_mark())
         self._depth += 1
         try:
             return super().compose_node(parent, index)
