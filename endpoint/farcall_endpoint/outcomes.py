@@ -420,6 +420,20 @@ files_invalid = Outcome(
     "The list of the task's files is invalid: {}",
     "Submit the task with a release of Farcall that this endpoint knows.",
 )
+arguments_not_stored = Outcome(
+    "VALUE_NOT_STORED",
+    Fault.US,
+    "The arguments of {} bytes could not be stored on the node: {}.",
+    "Ask the endpoint's owner to check the memory of the node and `ulimit -f`, or send less.",
+    retryable=True,
+)
+result_not_stored = Outcome(
+    "VALUE_NOT_STORED",
+    Fault.US,
+    "The function returned a value of {} bytes, which could not be stored on the node: {}.",
+    "Ask the endpoint's owner to check the memory of the node and `ulimit -f`, or return less.",
+    retryable=True,
+)
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",
     Fault.US,

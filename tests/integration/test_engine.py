@@ -683,3 +683,31 @@ def test_an_engine_without_a_port_is_an_error_at_once(tmp_path: Path, monkeypatc
             Engine(max_workers=1, provider=SlurmProviderConfig(), worker_port_range=(port, port))
     assert not list((tmp_path / "engine").iterdir())
     assert not any(thread.name == "farcall-scheduler" for thread in threading.enumerate())
+
+
+def test_a_limit_for_files_fails_only_calls_with_larger_values(tmp_path: Path) -> None:
+    program = tmp_path / "limited.py"
+    program.write_text(
+        """
+import resource
+from farcall_endpoint import Engine
+
+def double(text):
+    return 2 * text
+
+def ended(future):
+    error = future.exception(120)
+    return len(future.result()) if error is None else f"{error.record.code} {'arguments' in str(error)}"
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    with Engine(max_workers=1) as engine:
+        sizes = [5, 3_000_000, *[30_000] * 30, 45_000, 60_000, 5]
+        print(*[ended(each) for each in [engine.submit(double, "x" * size) for size in sizes]], sep=",")
+"""
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    large = ["VALUE_NOT_STORED False"] * 2
+    expected = ["10", "VALUE_NOT_STORED True", *["60000"] * 30, *large, "10"]
+    assert ended.stdout.strip().split(",") == expected, ended.stderr

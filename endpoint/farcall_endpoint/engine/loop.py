@@ -37,6 +37,7 @@ from farcall_common.payload.functions import Function
 from farcall_common.payload.native import load_native
 from farcall_common.payload.pickler import set_path_of_workers
 from farcall_common.progress import PROGRESS, Progress, read_progress
+from farcall_common.standard_streams import open_missing_streams
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import actions as do
@@ -60,7 +61,6 @@ from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.places import files_directory
 from farcall_endpoint.staging.plan import Staging
 from farcall_endpoint.staging.settings import TransferSettings
-from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
 from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
 

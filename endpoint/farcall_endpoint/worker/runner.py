@@ -340,6 +340,11 @@ class Runner:
             return done, result
         return self._failed(order, record, done.started_at, done.ended_at)
 
+    def not_stored(self, order: Order, done: Done, result: Sequence[Frame], error: OSError) -> Done:
+        """The end of a task whose result cannot be sent."""
+        record = outcomes.result_not_stored(sum(map(len, result)), error.strerror)
+        return self._failed(order, record, done.started_at, done.ended_at)[0]
+
     def _output(self) -> dict[str, Any]:
         """The output of a task, as the details of its success."""
         tails = zip(("stdout_tail", "stderr_tail"), self._capture.tails(), strict=True)
