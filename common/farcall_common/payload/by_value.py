@@ -14,6 +14,7 @@ This module takes tens of milliseconds to import, and is imported when the first
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,6 +24,7 @@ import io
 import linecache
 import operator
 import pickle
+import secrets
 import sys
 import typing
 import weakref
@@ -34,6 +36,7 @@ from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
+from farcall_common.payload import arrived_classes
 from farcall_common.payload.pickling import (
     MAIN,
     THIS_PYTHON,
@@ -41,6 +44,7 @@ from farcall_common.payload.pickling import (
     is_registered_by_user,
     travels_by_value,
 )
+from farcall_common.payload.snapshot import Snapshot
 
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _CLASSES_NAMED = 3
@@ -79,16 +83,17 @@ def load_by_value(
     :param own_classes: as :class:`ReaderModules` has it.
     :raises Exception: what unpickling raises.
     """
-    value: object = _ByValueUnpickler(
-        io.BytesIO(pickled), ReaderModules(modules, own_classes=own_classes), buffers
-    ).load()
+    reader = ReaderModules(modules, own_classes=own_classes)
+    with arrived_classes.keeping() if own_classes else contextlib.nullcontext():
+        value: object = _ByValueUnpickler(io.BytesIO(pickled), reader, buffers).load()
     return value
 
 
 class CodeReducer:
     """Reduces what the other side cannot import, for one pickle, and remembers what a reader must know of it.
 
-    :param named: whether classes are written with the name under which a reader may have its own.
+    :param named: whether classes are written with the name under which a reader may have its own, for readers of other
+        releases too. Else the reader has this module.
     """
 
     def __init__(self, is_local: Callable[[str], bool], *, named: bool) -> None:
@@ -98,9 +103,16 @@ class CodeReducer:
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
+        self._versions = _Versions()
 
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
     _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
+
+    @property
+    def _set_state(self) -> Callable[..., Any]:
+        """What gives classes and modules their attributes, where they are read."""
+        set_state: Callable[..., Any] = cloudpickle._class_setstate if self._named else set_class_state
+        return set_state
 
     def described(self, pickled: bytes) -> ByValue:
         """The finished pickle, with what a reader must know of it."""
@@ -125,12 +137,13 @@ class CodeReducer:
         self.modules.add(module.__name__)
         # The contents go in as state, after the module is known to the pickler: modules may import each other.
         contents = {name: item for name, item in vars(module).items() if name not in _MODULE_MACHINERY}
-        return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, _set_class_state
+        return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, self._set_state
 
     def class_(self, cls: type) -> Any:
         generic = vars(cls).get("__pydantic_generic_metadata__")
         if isinstance(generic, dict) and generic.get("origin") is not None:
             return operator.getitem, (generic["origin"], tuple(generic["args"]))
+        version = self._versions.of(cls)
         make, args, state, *rest = cloudpickle._dynamic_class_reduce(cls)
         self.modules.add(str(cls.__module__))
         self.classes[str(cls.__qualname__)] = None
@@ -145,7 +158,11 @@ class CodeReducer:
                 own.pop("__slots__", None)
                 state = (own, state[1])
             args = (kind, name, bases, settings, *others)
-        if self._named and (name := importable_name(cls)) is not None:
+        if version:
+            state = (state[0], {**state[1], arrived_classes.VERSION: version})
+        if not self._named:
+            return _READERS[make], args, state, None, None, self._set_state
+        if (name := importable_name(cls)) is not None:
             args = (*args[:-1], {_NAME: name})
         return make, args, state, *rest
 
@@ -239,8 +256,76 @@ def _reduced_type(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return functools.partial(alias, obj.__name__, obj.__value__, type_params=obj.__type_params__), ()
 
 
-_set_class_state = cloudpickle._class_setstate
+class _Versions:
+    """Versions of the states of classes, for one pickle: random text, empty for the first state that was sent.
+
+    A class has the version that it arrived with, or what it uses is compared with what it used.
+    """
+
+    def __init__(self) -> None:
+        self._current: list[Snapshot] = []
+
+    def of(self, cls: type) -> str:
+        if arrived_classes.has_arrived(cls):
+            return arrived_classes.version_of(cls)
+        known = _snapshots.get(cls)
+        if known is None or (known.is_comparable and not self._is_current(cls, known)):
+            if known is not None:
+                _numbers[cls] = secrets.token_hex(8)
+            while len(_snapshots) >= _MAX_SNAPSHOTS:
+                _snapshots.pop(next(iter(_snapshots)), None)
+            _snapshots[cls] = snapshot = Snapshot(cls)
+            self._current.append(snapshot)
+        return _numbers.get(cls, "")
+
+    def _is_current(self, cls: type, known: Snapshot) -> bool:
+        if any(snapshot.covers(cls) for snapshot in self._current):
+            return True  # what a class uses that does not change does not change either
+        if not known.is_current():
+            return False
+        self._current.append(known)
+        return True
+
+
 _set_function_state = cloudpickle._function_setstate
+
+
+def make_class(
+    kind: Any, name: str, bases: Any, settings: dict[str, Any], tracker_id: str | None, extra: object
+) -> type:
+    """The class that has this number in this process, or a new one."""
+    if (known := _known_class(tracker_id)) is not None:
+        return known
+    made: type = cloudpickle._make_skeleton_class(kind, name, bases, settings, tracker_id, extra)
+    arrived_classes.add(made)
+    return made
+
+
+def make_enum(
+    bases: Any, name: str, qualified: str, members: Any, module: str, tracker_id: str | None, extra: object
+) -> type:
+    """The enum that has this number in this process, or a new one."""
+    if (known := _known_class(tracker_id)) is not None:
+        return known
+    made: type = cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, tracker_id, extra)
+    arrived_classes.add(made)
+    return made
+
+
+def _known_class(tracker_id: str | None) -> type | None:
+    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    return known if isinstance(known, type) else None
+
+
+def set_class_state(created: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give a class or module its attributes; the program's own classes stay as they are."""
+    if isinstance(created, type):
+        arrived_classes.set_state(arrived_classes.State(created, *state))
+    else:
+        vars(created).update(state[0])
+
+
+_READERS: Final = {cloudpickle._make_skeleton_class: make_class, cloudpickle._make_skeleton_enum: make_enum}
 
 
 class _ByValueUnpickler(pickle.Unpickler):
@@ -267,16 +352,14 @@ class _ByValueUnpickler(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
     def _make_class(self, kind: type, name: str, bases: Any, settings: dict[str, Any], *rest: Any) -> object:
-        def make() -> Any:
-            return cloudpickle._make_skeleton_class(kind, name, bases, settings, *rest)
-
-        return self._own_class(settings.get("__module__"), rest[-1]) or self._remembered(make(), rest[-1])
+        if (own := self._own_class(settings.get("__module__"), rest[-1])) is not None:
+            return own
+        return self._remembered(make_class(kind, name, bases, settings, *rest), rest[-1])
 
     def _make_enum(self, bases: Any, name: str, qualified: str, members: Any, module: str, *rest: Any) -> object:
-        def make() -> Any:
-            return cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, *rest)
-
-        return self._own_class(module, rest[-1]) or self._remembered(make(), rest[-1])
+        if (own := self._own_class(module, rest[-1])) is not None:
+            return own
+        return self._remembered(make_enum(bases, name, qualified, members, module, *rest), rest[-1])
 
     def _own_class(self, module_name: object, extra: object) -> object:
         name = extra.get(_NAME) if isinstance(extra, dict) else None
@@ -309,9 +392,9 @@ class _ByValueUnpickler(pickle.Unpickler):
             state[1]["__globals__"] = {}
         _set_function_state(function, state)
 
-    def _set_class_state(self, created: object, state: object) -> None:
+    def _set_class_state(self, created: object, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         if id(created) not in self._own:
-            _set_class_state(created, state)
+            set_class_state(created, state)
 
     def _kept(self, own: Any) -> Any:
         """Protect the reader's own object from the state of the copy."""
@@ -355,6 +438,11 @@ class _Source(NamedTuple):
 _sources: weakref.WeakKeyDictionary[ModuleType, tuple[tuple[int, int], _Source | None]] = weakref.WeakKeyDictionary()
 #: Names of classes that were received by value, for readers that can import them.
 _names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+#: What the program's own classes used when they were last sent.
+_snapshots: dict[type, Snapshot] = {}
+_MAX_SNAPSHOTS: Final = 1024
+#: Versions of the states of classes that changed since they were first sent.
+_numbers: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
 def describe_modules(names: Iterable[str]) -> dict[str, list[str]]:

@@ -99,6 +99,15 @@ class Snapshot:
             _logger.debug("a function cannot be compared, and is serialized for each call", exc_info=True)
         self._todo.clear()
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether a change can be told from no change."""
+        return self._digest is not None
+
+    def covers(self, value: object) -> bool:
+        """Whether a value is a part of it."""
+        return id(value) in self._seen
+
     def is_current(self) -> bool:
         """Whether everything is as it was."""
         if self._digest is None:
