@@ -26,12 +26,13 @@ import operator
 import pickle
 import secrets
 import sys
+import types
 import typing
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
@@ -49,8 +50,9 @@ from farcall_common.payload.snapshot import Snapshot
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _CLASSES_NAMED = 3
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
-#: Our key in cloudpickle's field for extensions, which its own reader ignores.
+#: Our keys in cloudpickle's field for extensions, which its own reader ignores.
 _NAME = "farcall_name"
+_MEMBERS = "farcall_members"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,12 +141,13 @@ class CodeReducer:
         contents = {name: item for name, item in vars(module).items() if name not in _MODULE_MACHINERY}
         return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, self._set_state
 
-    def class_(self, cls: type) -> Any:
+    def class_(self, cls: Any) -> Any:
         generic = vars(cls).get("__pydantic_generic_metadata__")
         if isinstance(generic, dict) and generic.get("origin") is not None:
             return operator.getitem, (generic["origin"], tuple(generic["args"]))
+        self._check_keywords(cls)
         version = self._versions.of(cls)
-        make, args, state, *rest = cloudpickle._dynamic_class_reduce(cls)
+        make, args, state, *_ = cloudpickle._dynamic_class_reduce(cls)
         self.modules.add(str(cls.__module__))
         self.classes[str(cls.__qualname__)] = None
         if make is cloudpickle._make_skeleton_class:
@@ -158,13 +161,37 @@ class CodeReducer:
                 own.pop("__slots__", None)
                 state = (own, state[1])
             args = (kind, name, bases, settings, *others)
-        if version:
-            state = (state[0], {**state[1], arrived_classes.VERSION: version})
-        if not self._named:
-            return _READERS[make], args, state, None, None, self._set_state
-        if (name := importable_name(cls)) is not None:
-            args = (*args[:-1], {_NAME: name})
-        return make, args, state, *rest
+        more: dict[str, Any] = {arrived_classes.VERSION: version} if version else {}
+        extra: dict[str, Any] = {}
+        if make is cloudpickle._make_skeleton_enum:
+            extra[_MEMBERS] = _described_members(cls)
+            more |= {arrived_classes.MEMBERS: own} if (own := _attributes_of_members(cls)) else {}
+            state = ({name: each for name, each in state[0].items() if name not in cls.__members__}, {})
+        if self._named and (name := importable_name(cls)) is not None:
+            extra[_NAME] = name
+        args = (*args[:-1], extra or None)
+        state = (state[0], more)
+        return make if self._named else _READERS[make], args, state, None, None, self._set_state
+
+    def _check_keywords(self, cls: type) -> None:
+        """Refuse a class that the other side cannot make: what it imports wants keywords of the class statement, which
+        no class remembers."""
+        metaclass: type = type(cls)
+        for name, classes in (("__init_subclass__", cls.__mro__[1:]), ("__new__", metaclass.__mro__)):
+            found = next((item for each in classes if (item := vars(each).get(name)) is not None), None)
+            function = getattr(found, "__func__", found)
+            if (
+                isinstance(function, FunctionType)
+                and function.__code__.co_kwonlyargcount
+                and not self._is_local(function.__module__)
+            ):
+                keywords = inspect.getfullargspec(function)
+                missing = [each for each in keywords.kwonlyargs if each not in (keywords.kwonlydefaults or ())]
+                if missing:
+                    raise pickle.PicklingError(
+                        f"the class {cls.__qualname__} was made with the keyword {missing[0]!r}, whose value is not "
+                        "known any more: define the class in a module that farcall.include sends"
+                    )
 
     def library_type(self, name: str) -> Any:
         """A type that has a name in the module ``types`` only."""
@@ -296,7 +323,8 @@ def make_class(
     """The class that has this number in this process, or a new one."""
     if (known := _known_class(tracker_id)) is not None:
         return known
-    made: type = cloudpickle._make_skeleton_class(kind, name, bases, settings, tracker_id, extra)
+    with _without_hooks(bases):
+        made: type = cloudpickle._make_skeleton_class(_without_own_code(kind), name, bases, settings, tracker_id, extra)
     arrived_classes.add(made)
     return made
 
@@ -307,9 +335,117 @@ def make_enum(
     """The enum that has this number in this process, or a new one."""
     if (known := _known_class(tracker_id)) is not None:
         return known
-    made: type = cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, tracker_id, extra)
+    described = extra.get(_MEMBERS) if isinstance(extra, dict) else None
+    with _without_hooks(bases):
+        if described is None:  # by an earlier release
+            made: type = cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, tracker_id, extra)
+        else:
+            made = _made_enum(bases, name, *described)
+            made.__module__, made.__qualname__ = module, qualified
+            made = cloudpickle._lookup_class_or_track(tracker_id, made)
     arrived_classes.add(made)
     return made
+
+
+@contextlib.contextmanager
+def _without_hooks(bases: Any) -> Iterator[None]:
+    """Make a class without telling base classes that arrived by value: the program did that, and what they noted of it
+    is in their state."""
+    owners = {owner for base in types.resolve_bases(bases) for owner in base.__mro__ if _has_hook(owner)}
+    hooks = {owner: vars(owner)["__init_subclass__"] for owner in owners}
+    for owner in hooks:
+        type.__delattr__(owner, "__init_subclass__")
+    try:
+        yield
+    finally:
+        for owner, hook in hooks.items():
+            type.__setattr__(owner, "__init_subclass__", hook)
+
+
+def _has_hook(cls: type) -> bool:
+    return "__init_subclass__" in vars(cls) and arrived_classes.has_arrived(cls)
+
+
+def _without_own_code(metaclass: Any) -> Any:
+    """What makes a class of a metaclass. The code of a metaclass that arrived by value has run in the program."""
+    if not arrived_classes.has_arrived(metaclass):
+        return metaclass
+    known = _first_of_here(metaclass)
+
+    def make(name: str, bases: tuple[Any, ...], names: dict[str, Any]) -> type:
+        made: type = known.__new__(metaclass, name, bases, names)
+        known.__init__(made, name, bases, names)
+        return made
+
+    return make
+
+
+def _first_of_here(metaclass: Any) -> Any:
+    return next(each for each in metaclass.__mro__ if not arrived_classes.has_arrived(each))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """A member of an enum: arguments of the type that it is an instance of, and its value, which may be a function."""
+
+    args: tuple[Any, ...]
+    value: object
+
+
+def _described_members(cls: Any) -> tuple[dict[str, _Member], object]:
+    """All members of an enum with their aliases, and what the enum does with other flags."""
+    base = _base_of_members(cls)
+    members = {}
+    for name, member in cls.__members__.items():
+        if base is object:
+            args: tuple[Any, ...] = ()
+        elif hasattr(base, "__getnewargs__"):
+            args = base.__getnewargs__(member)
+        else:
+            args = base.__reduce__(member)[1]
+        members[name] = _Member(args, member._value_)
+    return members, getattr(cls, "_boundary_", None)
+
+
+def _base_of_members(cls: type) -> Any:
+    """The type in C that makes the members of an enum."""
+    return next(each for each in cls.__mro__ if isinstance(vars(each).get("__new__"), BuiltinFunctionType))
+
+
+#: Attributes of members that enums set themselves.
+_OF_ENUMS: Final = frozenset({"__objclass__", "_inverted_", "_name_", "_sort_order_", "_value_"})
+
+
+def _attributes_of_members(cls: Any) -> dict[str, dict[str, Any]]:
+    own = {
+        name: {key: value for key, value in vars(member).items() if key not in _OF_ENUMS}
+        for name, member in cls.__members__.items()
+    }
+    return {name: attributes for name, attributes in own.items() if attributes}
+
+
+def _made_enum(bases: tuple[Any, ...], name: str, members: Mapping[str, _Member], boundary: object) -> Any:
+    """An enum with these members, without a call of its methods: their attributes follow."""
+    metaclass = _first_of_here(type(bases[-1]))
+    names = metaclass.__prepare__(name, bases)
+    for each, value in {"__new__": _new_member, "__init__": _nothing, **members}.items():
+        names[each] = value
+    options = {} if boundary is None else {"boundary": boundary}
+    made = metaclass.__new__(type(bases[-1]), name, bases, names, **options)
+    type.__delattr__(made, "__init__")
+    return made
+
+
+def _new_member(cls: Any, member: Any) -> Any:
+    if isinstance(member, tuple):  # an enum of tuples puts its values into tuples
+        (member,) = member
+    made = _base_of_members(cls).__new__(cls, *member.args)
+    made._value_ = member.value
+    return made
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 def _known_class(tracker_id: str | None) -> type | None:
