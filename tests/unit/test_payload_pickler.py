@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import logging
+import operator
 import pathlib
 import random
 import sys
@@ -221,3 +223,29 @@ def test_a_registry_of_functions_stays(wraps: bool) -> None:
     size.register(int, lambda _: "int")
     function = functools.partial(size) if wraps else size
     assert WAYS["text"](function)([1, "x", [2]]) == ["int", "object", ["int"]]
+
+
+@every_way
+def test_markers_of_the_standard_library_stay_what_they_are(there_and_back: Callable[[Any], Any]) -> None:
+    markers = [dataclasses.MISSING, dataclasses.KW_ONLY, dataclasses._HAS_DEFAULT_FACTORY]  # type: ignore[attr-defined]
+    assert all(map(operator.is_, there_and_back(markers), markers))
+    field = dataclasses.fields(Slotted)[0]
+    assert there_and_back(field).default is dataclasses.MISSING
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--left-out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--n", type=int, default=2)
+    parser = there_and_back(parser)
+    assert vars(parser.parse_args(["--n", "3"])) == {"n": 3}
+    assert "left-out" not in parser.format_help()
+
+
+@every_way
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_memoryview_of_a_whole_buffer_shares_it(there_and_back: Callable[[Any], Any], size: int) -> None:
+    data = bytearray(size)
+    found, view, part, frozen = there_and_back(
+        [data, memoryview(data), memoryview(data)[1:], memoryview(data).toreadonly()]
+    )
+    view[0] = view[1] = 1
+    assert (found[:2], part[0], bytes(frozen[:2])) == (b"\1\1", 0, b"\0\0")
+    assert (len(part), frozen.readonly) == (size - 1, True)
