@@ -162,7 +162,10 @@ def decorated(x: int) -> int:
 
 
 def test_decorators_of_wrapt_stay() -> None:
-    assert SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))(1) == 4
+    here: Any = decorated
+    here._self_tag = here.tag = 3
+    there: Any = SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))
+    assert (there(1), there._self_tag, there.tag) == (4, 3, 3)
     proxy: Any = wrapt.ObjectProxy(decorated)
     with pytest.raises(SerializationError, match="object proxy must define"):
         SERIALIZER.serialize_function(proxy)
@@ -221,8 +224,11 @@ def test_a_registry_of_functions_stays(wraps: bool) -> None:
         return [size(each) for each in x]
 
     size.register(int, lambda _: "int")
+    size.tag = 3  # type: ignore[attr-defined]
     function = functools.partial(size) if wraps else size
-    assert WAYS["text"](function)([1, "x", [2]]) == ["int", "object", ["int"]]
+    there = WAYS["text"](function)
+    assert there([1, "x", [2]]) == ["int", "object", ["int"]]
+    assert (there.func if wraps else there).tag == 3
 
 
 @every_way
@@ -249,3 +255,21 @@ def test_a_memoryview_of_a_whole_buffer_shares_it(there_and_back: Callable[[Any]
     view[0] = view[1] = 1
     assert (found[:2], part[0], bytes(frozen[:2])) == (b"\1\1", 0, b"\0\0")
     assert (len(part), frozen.readonly) == (size - 1, True)
+
+
+def test_a_cache_keeps_its_attributes() -> None:
+    @functools.lru_cache(maxsize=2)
+    def cached() -> int:
+        return 1
+
+    cached.tag = 3  # type: ignore[attr-defined]
+    there = WAYS["text"](cached)
+    assert (there(), there.tag, there.__name__, there.cache_info().hits) == (1, 3, "cached", 0)
+
+
+@every_way
+@pytest.mark.parametrize("make", ["NewType('N', int)", "TypeVar('N')", "ParamSpec('N')", "TypeVarTuple('N')"])
+def test_a_named_type_keeps_its_module(there_and_back: Callable[[Any], Any], make: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"import typing\nN = typing.{make}", names)
+    assert (there_and_back(names["N"]).__module__, repr(there_and_back(names["N"]))) == ("__main__", repr(names["N"]))

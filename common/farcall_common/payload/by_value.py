@@ -43,6 +43,7 @@ from farcall_common.payload.pickling import (
     THIS_PYTHON,
     attribute,
     is_registered_by_user,
+    own_attributes,
     travels_by_value,
 )
 from farcall_common.payload.snapshot import Snapshot
@@ -130,7 +131,9 @@ class CodeReducer:
         if function.__code__ is _SINGLE_DISPATCH:
             registered = [(kind, each) for kind, each in vars(function)["registry"].items() if kind is not object]
             first = vars(function)["__wrapped__"]
-            return functools.singledispatch, (first,), registered, None, None, register_all
+            own = own_attributes(function)
+            register = functools.partial(_register_all_of, own) if own else register_all
+            return functools.singledispatch, (first,), registered, None, None, register
         if self._is_sent(name := function.__globals__.get("__name__")):
             self.modules.add(name)
         return self._reduced_function(function)
@@ -198,13 +201,16 @@ class CodeReducer:
         return cloudpickle._builtin_type, (name,)
 
     def named_type(self, kind: Any) -> Any:
-        return _reduced_type(kind)
+        reduced = _reduced_type(kind)
+        if hasattr(kind, "__value__"):  # an alias, whose module cannot be set
+            return reduced
+        return *reduced, (None, {"__module__": kind.__module__})
 
     def cached(self, function: Any) -> Any:
         """An empty cache of the same kind, around the function: ``lru_cache(maxsize, typed)(function)``."""
         maxsize, typed = function.cache_parameters().values()
         make = functools.partial(functools.lru_cache, maxsize)
-        return functools.reduce, (operator.call, (make, typed, function.__wrapped__))
+        return functools.reduce, (operator.call, (make, typed, function.__wrapped__)), own_attributes(function) or None
 
     def other(self, obj: Any) -> Any:
         """Reduce code objects, cells, properties and the like, with cloudpickle."""
@@ -224,6 +230,13 @@ def register_all(function: Any, registered: Iterable[tuple[type, Callable[..., A
     """Give a function of ``functools.singledispatch`` its functions for types."""
     for kind, each in registered:
         function.register(kind, each)
+
+
+def _register_all_of(
+    attributes: Mapping[str, Any], function: Any, registered: Iterable[tuple[type, Callable[..., Any]]]
+) -> None:
+    register_all(function, registered)
+    vars(function).update(attributes)
 
 
 def _slots(cls: type) -> Any:

@@ -16,6 +16,7 @@ import collections
 import copyreg
 import dataclasses
 import functools
+import gc
 import importlib
 import io
 import operator
@@ -256,7 +257,10 @@ def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
         return wrapper.__qualname__
     if type(wrapper) is not sys.modules["wrapt"].FunctionWrapper or wrapper._self_enabled is not None:
         raise pickle.PicklingError(f"a {type(wrapper).__name__} of wrapt cannot be sent")
-    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper)
+    # Attributes of the wrapper itself: it answers a question for its attributes with those of the function.
+    dicts = [each for each in gc.get_referents(wrapper) if type(each) is dict]
+    own = {name: getattr(wrapper, name) for each in dicts for name in each if str(name).startswith("_self_")}
+    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper), (None, own) if own else None
 
 
 def _pydantic_config(_: Pickler, config: Any) -> Any:

@@ -191,6 +191,25 @@ def cell_contents(cell: CellType) -> object:
         return EMPTY
 
 
+_OF_WRAPPERS = frozenset(
+    {
+        *functools.WRAPPER_ASSIGNMENTS,
+        *("__wrapped__", "_clear_cache", "cache_parameters", "dispatch", "register", "registry"),
+    }
+)
+"""Attributes that :mod:`functools` gives functions with a cache, and those of ``singledispatch``."""
+
+
+def own_attributes(wrapper: Any) -> dict[str, Any]:
+    """The attributes that somebody gave such a function, and not the function inside of it."""
+    inner = getattr(wrapper.__wrapped__, "__dict__", {})
+    return {
+        name: value
+        for name, value in vars(wrapper).items()
+        if name not in _OF_WRAPPERS and not (name in inner and inner[name] is value)
+    }
+
+
 def global_names(code: CodeType) -> set[str]:
     """The names of modules' variables that a function uses, those of the functions inside it too."""
     names = {step.argval for step in dis.get_instructions(code) if step.opname in _NAME_LOOKUPS}
