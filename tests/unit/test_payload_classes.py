@@ -65,6 +65,11 @@ def one():
     return of_instance(Item())
 def two():
     return of_instance(Item())
+class Later:
+    def read(self):
+        return of_instance(Item())
+def three():
+    return Later().read()
 """
 CHANGES = [
     ("Item.value = 2", "Item.value = 1"),
@@ -95,10 +100,15 @@ def test_a_call_sees_the_state_of_its_class_at_submit(
                 functions[sent.hash] = function, states
             return function(*read(arguments))
 
-    for statement in ("", change, undo, change):
+    for statement, called in (
+        ("", ["one", "two", "of_instance"]),
+        (change, ["three"]),  # sends another class, which uses it, for the first time
+        (undo, ["one", "three", "two", "of_instance"]),
+        (change, ["of_instance", "one", "two", "three", "one"]),
+    ):
         exec(statement, names)
-        item = names["Item"]()
-        for name, args in (("one", ()), ("two", ()), ("of_instance", (item,)), ("one", ())):
+        for name in called:
+            args = (names["Item"](),) if name == "of_instance" else ()
             assert call(name, *args) == names[name](*args)
 
 

@@ -13,7 +13,10 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from farcall_common.payload.snapshot import Snapshot
 
 VERSION: Final = "farcall_version"
 """Key of the version of a state; absent for the first one."""
@@ -29,6 +32,13 @@ class State(NamedTuple):
     more: Mapping[str, Any]
 
 
+class Sent(NamedTuple):
+    """Snapshot of one of the program's own classes when it was sent, and a number that is larger for later ones."""
+
+    order: int
+    snapshot: Snapshot
+
+
 class _Reading(threading.local):
     """What this thread reads. ``states``: those found so far, if somebody asked. ``keeps``: see :func:`keeping`."""
 
@@ -39,6 +49,8 @@ class _Reading(threading.local):
 _reading: Final = _Reading()
 #: For each class: its state now; None until it has one.
 _states: Final[weakref.WeakKeyDictionary[type, tuple[str, Sequence[str]] | None]] = weakref.WeakKeyDictionary()
+#: The program's own classes. A worker forgets after each task: tasks may make many.
+sent: Final[dict[type, Sent]] = {}
 
 
 def add(cls: Any) -> None:

@@ -21,6 +21,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import itertools
 import linecache
 import operator
 import pickle
@@ -303,25 +304,27 @@ class _Versions:
     """
 
     def __init__(self) -> None:
-        self._current: list[Snapshot] = []
+        self._current: list[arrived_classes.Sent] = []
 
     def of(self, cls: type) -> str:
         if arrived_classes.has_arrived(cls):
             return arrived_classes.version_of(cls)
-        known = _snapshots.get(cls)
-        if known is None or (known.is_comparable and not self._is_current(cls, known)):
+        sent = arrived_classes.sent
+        known = sent.get(cls)
+        if known is None or not self._is_current(cls, known):
             if known is not None:
                 _numbers[cls] = secrets.token_hex(8)
-            while len(_snapshots) >= _MAX_SNAPSHOTS:
-                _snapshots.pop(next(iter(_snapshots)), None)
-            _snapshots[cls] = snapshot = Snapshot(cls)
-            self._current.append(snapshot)
+            while len(sent) >= _MAX_SENT:
+                sent.pop(next(iter(sent)), None)
+            sent[cls] = found = arrived_classes.Sent(next(_order), Snapshot(cls))
+            self._current.append(found)
         return _numbers.get(cls, "")
 
-    def _is_current(self, cls: type, known: Snapshot) -> bool:
-        if any(snapshot.covers(cls) for snapshot in self._current):
-            return True  # what a class uses that does not change does not change either
-        if not known.is_current():
+    def _is_current(self, cls: type, known: arrived_classes.Sent) -> bool:
+        # What a class uses has not changed since a snapshot of the class if the class has not.
+        if any(each.order < known.order and each.snapshot.covers(cls) for each in self._current):
+            return True
+        if known.snapshot.is_comparable and not known.snapshot.is_current():
             return False
         self._current.append(known)
         return True
@@ -587,9 +590,8 @@ class _Source(NamedTuple):
 _sources: weakref.WeakKeyDictionary[ModuleType, tuple[tuple[int, int], _Source | None]] = weakref.WeakKeyDictionary()
 #: Names of classes that were received by value, for readers that can import them.
 _names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-#: What the program's own classes used when they were last sent.
-_snapshots: dict[type, Snapshot] = {}
-_MAX_SNAPSHOTS: Final = 1024
+_MAX_SENT: Final = 1024
+_order: Final = itertools.count()
 #: Versions of the states of classes that changed since they were first sent.
 _numbers: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 

@@ -418,6 +418,7 @@ class Runner:
             if _get_handler(number) is not handler:
                 signal.signal(number, handler)
         self._directories.leave()
+        arrived_classes.sent.clear()
         return self._capture.reset(keep_bytes=keep_bytes)
 
 
