@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
@@ -103,11 +103,11 @@ class CodeReducer:
     def __init__(self, is_local: Callable[[str], bool], *, named: bool) -> None:
         self._is_local = is_local
         self._named = named
+        self._versions = _Versions()
         self.globals_ref: dict[int, dict[str, Any]] = {}  # for cloudpickle's methods: one namespace for each module
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
-        self._versions = _Versions()
 
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
     _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
@@ -425,7 +425,7 @@ def _described_members(cls: Any) -> tuple[dict[str, _Member], object]:
 
 def _base_of_members(cls: type) -> Any:
     """The type in C that makes the members of an enum."""
-    return next(each for each in cls.__mro__ if isinstance(vars(each).get("__new__"), BuiltinFunctionType))
+    return next(each for each in cls.__mro__ if isinstance(vars(each).get("__new__"), types.BuiltinFunctionType))
 
 
 #: Attributes of members that enums set themselves.

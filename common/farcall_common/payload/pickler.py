@@ -251,6 +251,23 @@ def _memory(_: Pickler, view: memoryview) -> Any:
     return memoryview, ((bytes if view.readonly else bytearray)(view),)
 
 
+def _marker_of_dataclasses(name: str, _: Pickler, __: object) -> Any:
+    """By name: they are compared by identity."""
+    return _attribute_of("dataclasses", name)
+
+
+def _parser(_: Pickler, part: Any) -> Any:
+    """A parser or an argument of ``argparse``, which compares its attributes with one certain text by identity."""
+    suppress = sys.modules["argparse"].SUPPRESS
+    make, args, state, *rest = part.__reduce_ex__(PROTOCOL)
+    return make, args, {name: _Suppress() if value is suppress else value for name, value in state.items()}, *rest
+
+
+class _Suppress:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attribute_of("argparse", "SUPPRESS")
+
+
 def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
     """A function with a decorator of wrapt, as the object that it is; its class answers as if it were the function."""
     if pickler.can_import(wrapper):
@@ -271,23 +288,6 @@ def _pydantic_config(_: Pickler, config: Any) -> Any:
 def _pydantic_names(_: Pickler, names: object) -> Any:
     """Without the module's variables: they were needed when the validator was made."""
     return type(names), ()
-
-
-def _marker_of_dataclasses(name: str, _: Pickler, __: object) -> Any:
-    """By name: they are compared by identity."""
-    return _attribute_of("dataclasses", name)
-
-
-def _parser(_: Pickler, part: Any) -> Any:
-    """A parser or an argument of ``argparse``, which compares its attributes with one certain text by identity."""
-    suppress = sys.modules["argparse"].SUPPRESS
-    make, args, state, *rest = part.__reduce_ex__(PROTOCOL)
-    return make, args, {name: _Suppress() if value is suppress else value for name, value in state.items()}, *rest
-
-
-class _Suppress:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attribute_of("argparse", "SUPPRESS")
 
 
 def _global_generator(name: str, _: Pickler, generator: Any) -> Any:
@@ -359,13 +359,13 @@ def _reducer_of(kind: type) -> _Reducer | None:
         return _decorated
     if issubclass(kind, threading.Condition):
         return _condition
+    if (argparse := sys.modules.get("argparse")) is not None:  # noqa: SIM102
+        if issubclass(kind, argparse.Action | argparse._ActionsContainer):
+            return _parser
     if issubclass(kind, io.TextIOBase):
         return _stream
     if (known := _REDUCERS_BY_NAME.get((kind.__module__, kind.__qualname__))) is not None:
         return known
-    if (argparse := sys.modules.get("argparse")) is not None:  # noqa: SIM102
-        if issubclass(kind, argparse.Action | argparse._ActionsContainer):
-            return _parser
     if (wrapt := sys.modules.get("wrapt")) is not None and issubclass(kind, wrapt.FunctionWrapper):
         return _wrapped_by_wrapt
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
