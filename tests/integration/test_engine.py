@@ -61,6 +61,18 @@ def die_until(path: str, times: int) -> str:
     return "survived"
 
 
+def test_calls_see_their_class_as_it_was_at_submit(engine: Engine) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Item: rate = 1\ndef one(): return Item.rate\ndef two(): return Item.rate", names)
+    seen: list[list[int]] = []
+    for rate in (1, 2, 1):
+        names["Item"].rate = rate
+        futures = [engine.submit(names[name]) for name in ("one", "two") * 3]
+        names["Item"].rate = 9
+        seen.append([future.result(WAIT_S) for future in futures])
+    assert seen == [[1] * 6, [2] * 6, [1] * 6]
+
+
 def test_results_in_any_number(engine: Engine) -> None:
     futures = [engine.submit(add, number, b=1) for number in range(2000)]
     assert [future.result(WAIT_S) for future in futures] == list(range(1, 2001))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import importlib
 import logging
+import operator
 import pathlib
 import random
 import subprocess
@@ -210,12 +212,60 @@ def test_bound_methods_with_decorators_of_wrapt_stay(there_and_back: Callable[[A
 
 
 def test_decorators_of_wrapt_stay() -> None:
-    assert SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))(1) == 4
+    here: Any = decorated
+    here._self_tag = here.tag = 3
+    there: Any = SERIALIZER.unpack_function(SERIALIZER.pack_function(decorated))
+    assert (there(1), there._self_tag, there.tag) == (4, 3, 3)
     proxy: Any = wrapt.ObjectProxy(decorated)
     with pytest.raises(SerializationError, match="object proxy must define"):
         SERIALIZER.serialize_function(proxy)
     with pytest.raises(SerializationError, match="object proxy must define"):
         SERIALIZER.serialize(proxy)
+
+
+@every_way
+def test_markers_of_the_standard_library_stay_what_they_are(there_and_back: Callable[[Any], Any]) -> None:
+    markers = [dataclasses.MISSING, dataclasses.KW_ONLY, dataclasses._HAS_DEFAULT_FACTORY]  # type: ignore[attr-defined]
+    assert all(map(operator.is_, there_and_back(markers), markers))
+    field = dataclasses.fields(Slotted)[0]
+    assert there_and_back(field).default is dataclasses.MISSING
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--left-out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    parser.add_argument("--n", type=int, default=2)
+    parser = there_and_back(parser)
+    assert vars(parser.parse_args(["--n", "3"])) == {"n": 3}
+    assert "left-out" not in parser.format_help()
+
+
+@every_way
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_memoryview_of_a_whole_buffer_shares_it(there_and_back: Callable[[Any], Any], size: int) -> None:
+    data = bytearray(size)
+    found, view, part, frozen = there_and_back(
+        [data, memoryview(data), memoryview(data)[1:], memoryview(data).toreadonly()]
+    )
+    view[0] = view[1] = 1
+    assert (found[:2], part[0], bytes(frozen[:2])) == (b"\1\1", 0, b"\0\0")
+    assert (len(part), frozen.readonly) == (size - 1, True)
+
+
+@pytest.mark.parametrize("wrap", [functools.lru_cache(maxsize=2), functools.singledispatch])
+def test_a_function_of_functools_keeps_its_attributes(wrap: Callable[..., Any]) -> None:
+    @wrap
+    def wrapped(_: int) -> int:
+        return 1
+
+    wrapped.tag = 3
+    there = WAYS["text"](wrapped)
+    assert (there(0), there.tag, there.__name__) == (1, 3, "wrapped")
+
+
+@every_way
+@pytest.mark.parametrize("make", ["NewType('N', int)", "TypeVar('N')", "ParamSpec('N')", "TypeVarTuple('N')"])
+def test_a_named_type_keeps_its_module(there_and_back: Callable[[Any], Any], make: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"import typing\nN = typing.{make}", names)
+    assert (there_and_back(names["N"]).__module__, repr(there_and_back(names["N"]))) == ("__main__", repr(names["N"]))
 
 
 def test_a_module_that_answers_everything_is_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import collections
 import copyreg
 import dataclasses
 import functools
+import gc
 import importlib
 import io
 import operator
@@ -277,7 +278,27 @@ def _stream(_: Pickler, file: object) -> Any:
 def _memory(_: Pickler, view: memoryview) -> Any:
     if view.format != "B" or view.ndim != 1:
         return NotImplemented
+    whole = type(view.obj) is (bytes if view.readonly else bytearray) and len(view) == len(view.obj)
+    if whole and view.strides == (1,):
+        return memoryview, (view.obj,)
     return memoryview, ((bytes if view.readonly else bytearray)(view),)
+
+
+def _marker_of_dataclasses(name: str, _: Pickler, __: object) -> Any:
+    """By name: they are compared by identity."""
+    return _attribute_of("dataclasses", name)
+
+
+def _parser(_: Pickler, part: Any) -> Any:
+    """A parser or an argument of ``argparse``, which compares its attributes with one certain text by identity."""
+    suppress = sys.modules["argparse"].SUPPRESS
+    make, args, state, *rest = part.__reduce_ex__(PROTOCOL)
+    return make, args, {name: _Suppress() if value is suppress else value for name, value in state.items()}, *rest
+
+
+class _Suppress:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attribute_of("argparse", "SUPPRESS")
 
 
 def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
@@ -286,7 +307,10 @@ def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
         return wrapper.__qualname__
     if type(wrapper) is not sys.modules["wrapt"].FunctionWrapper or wrapper._self_enabled is not None:
         raise pickle.PicklingError(f"a {type(wrapper).__name__} of wrapt cannot be sent")
-    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper)
+    # Attributes of the wrapper itself: it answers a question for its attributes with those of the function.
+    dicts = [each for each in gc.get_referents(wrapper) if type(each) is dict]
+    own = {name: getattr(wrapper, name) for each in dicts for name in each if str(name).startswith("_self_")}
+    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper), (None, own) if own else None
 
 
 def _bound_by_wrapt(_: Pickler, method: Any) -> Any:
@@ -367,6 +391,10 @@ _REDUCERS: Final[dict[type, _Reducer]] = {
     functools.cached_property: _cached_property,
     **dict.fromkeys(_LOCKS, lambda _, lock: reduced_lock(lock)),
     memoryview: _memory,
+    **{
+        type(getattr(dataclasses, name)): functools.partial(_marker_of_dataclasses, name)
+        for name in ("KW_ONLY", "MISSING", "_HAS_DEFAULT_FACTORY")
+    },
     **dict.fromkeys((typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType), _named_type),
     **dict.fromkeys(
         (
@@ -401,6 +429,9 @@ def _reducer_of(kind: type) -> _Reducer | None:
         return _decorated
     if issubclass(kind, threading.Condition):
         return _condition
+    if (argparse := sys.modules.get("argparse")) is not None:  # noqa: SIM102
+        if issubclass(kind, argparse.Action | argparse._ActionsContainer):
+            return _parser
     if issubclass(kind, io.TextIOBase):
         return _stream
     if (known := _REDUCERS_BY_NAME.get((kind.__module__, kind.__qualname__))) is not None:

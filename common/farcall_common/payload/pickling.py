@@ -171,6 +171,25 @@ def plain_function(value: Any) -> Any:
     return value.__wrapped__ if is_decorated(value) else value
 
 
+_OF_WRAPPERS = frozenset(
+    {
+        *functools.WRAPPER_ASSIGNMENTS,
+        *("__wrapped__", "_clear_cache", "cache_parameters", "dispatch", "register", "registry"),
+    }
+)
+"""Attributes that :mod:`functools` gives functions with a cache, and those of ``singledispatch``."""
+
+
+def own_attributes(wrapper: Any) -> dict[str, Any]:
+    """The attributes that somebody gave such a function, and not the function inside of it."""
+    inner = getattr(wrapper.__wrapped__, "__dict__", {})
+    return {
+        name: value
+        for name, value in vars(wrapper).items()
+        if name not in _OF_WRAPPERS and not (name in inner and inner[name] is value)
+    }
+
+
 # -- parts of functions ------------------------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from farcall_common.payload import (
     Piece,
     Serializer,
     Strategy,
+    arrived_classes,
     describe_exception,
     pack_exception,
     strategy_named,
@@ -96,6 +97,8 @@ class Runner:
         running.seals_memory = bool(settings.block_key)
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        #: Functions with classes that are sent by value, and the states of these classes that they came with.
+        self._with_classes: dict[str, tuple[Callable[..., Any], Sequence[arrived_classes.State]]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}
         self._nodes: mpi.Nodes | None = None
         self._variables = Variables()
@@ -111,6 +114,7 @@ class Runner:
         if packet.forget:
             self._bodies.clear()
             self._functions.clear()
+            self._with_classes.clear()
         at = 0
         for function_hash, size in packet.functions:
             self._bodies[function_hash] = bytes(body[at : at + size])
@@ -352,11 +356,19 @@ class Runner:
 
     def _function(self, function_hash: str) -> Callable[..., Any]:
         function = self._functions.get(function_hash)
-        if function is None:
-            # The body stays until it could be read: a module that is missing now may be installed later.
+        if function is not None:
+            return function
+        if (known := self._with_classes.get(function_hash)) is not None:
+            arrived_classes.restore(known[1])
+            return known[0]
+        # The body stays until it could be read: a module that is missing now may be installed later.
+        with arrived_classes.collected() as states:
             function = self._serializer.unpack_function(self._bodies[function_hash])
+        if states:
+            self._with_classes[function_hash] = function, states
+        else:
             self._functions[function_hash] = function
-            del self._bodies[function_hash]
+        del self._bodies[function_hash]
         return function
 
     def _reader(self, order: Order) -> Serializer:
@@ -415,6 +427,7 @@ class Runner:
             if _get_handler(number) is not handler:
                 signal.signal(number, handler)
         self._directories.leave()
+        arrived_classes.sent.clear()
         return self._capture.reset(keep_bytes=keep_bytes)
 
 
