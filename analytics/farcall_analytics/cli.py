@@ -18,7 +18,7 @@ from farcall_analytics.measuring import measure
 from farcall_analytics.planner import bytes_text, number_text
 from farcall_analytics.profiles import Profile
 from farcall_analytics.shaper import open_storage
-from farcall_common.console import new_group, show_table
+from farcall_common.console import check_number, new_group, show_table
 from farcall_common.errors import ConfigurationError
 from farcall_common.objects.node_blocks import is_on_nodes
 
@@ -38,7 +38,7 @@ def profile(
     endpoint: Annotated[str, typer.Argument(metavar="ENDPOINT", help="Its name or id.")],
     storage: Storage,
     fast_storage: FastStorage = "",
-    dollars_per_hour: Annotated[float, typer.Option(min=0, help="What a worker costs.")] = 0.0,
+    dollars_per_hour: Annotated[float, typer.Option(callback=check_number, min=0, help="What a worker costs.")] = 0.0,
     again: Annotated[bool, typer.Option("--again", help="Measure also if the last profile is not a week old.")] = False,
 ) -> None:
     """Measure workers of an endpoint, and storages from there; programs on this computer plan with it for a week."""
@@ -73,8 +73,12 @@ def explain(
     ] = None,
     fast_storage: FastStorage = "",
     objective: Annotated[str, typer.Option(metavar="cheapest|fastest")] = "cheapest",
-    deadline: Annotated[float | None, typer.Option(metavar="SECONDS", help="For the whole query.")] = None,
-    budget: Annotated[float | None, typer.Option(metavar="DOLLARS", help="For the whole query.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option(callback=check_number, metavar="SECONDS", help="For the whole query.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(callback=check_number, metavar="DOLLARS", help="For the whole query.")
+    ] = None,
 ) -> None:
     """Show the plan of a query, what else was compared, and its stages. Nothing runs; of files, only their ends are
     read."""

@@ -10,6 +10,7 @@ import datetime as dt
 import importlib.metadata
 import io
 import itertools
+import math
 import platform
 import re
 import shutil
@@ -22,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from farcall_common.errors import did_you_mean
 from farcall_common.plain_text import plain
+from farcall_common.standard_streams import replace_missing_streams
 
 #: Commands with two usual names; the other one than a group has is accepted, too.
 _OTHER_NAMES: Final = {"ls": "list", "list": "ls", "delete": "rm", "remove": "rm"}
@@ -110,10 +112,22 @@ def new_group(help_: str, *, cls: type[Commands] = Commands, **settings: Any) ->
     return typer.Typer(cls=cls, help=help_, no_args_is_help=True, context_settings=names, **settings)
 
 
-def write_every_character() -> None:
-    """Write characters that the encoding of the terminal does not have as escapes (``\\u017d``)."""
+def check_number(value: float | None) -> float | None:
+    """The value of an option, for its callback.
+
+    :raises typer.BadParameter: for NaN, which no comparison with a limit refuses.
+    """
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("Expected a number.")
+    return value
+
+
+def prepare_streams() -> None:
+    """Write characters that the encoding of the terminal does not have as escapes (``\\u017d``), and nothing to a
+    stream that is closed."""
+    replace_missing_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None, for example, if the stream is closed
+        if isinstance(stream, io.TextIOWrapper):  # tests have others
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -48,6 +48,9 @@ _STATUS: Final[Mapping[type[FarcallError], int]] = {
 #: The class of a record with an unknown code, by HTTP status.
 _BY_STATUS: Final[Mapping[int, type[FarcallError]]] = {status: cls for cls, status in _STATUS.items()}
 
+#: Header with a request's id, which its client chose and the API's answer repeats.
+REQUEST_ID: Final = "x-farcall-request-id"
+
 _WRONG_ADDRESS: Final = "Check that this is the address of a Farcall API (FARCALL_API_URL). A proxy may have answered."
 _REFUSED_BY_OTHERS: Final = (
     "The refusal is not from Farcall's API: check the address, this machine's clock, proxies and firewalls."
@@ -75,6 +78,14 @@ _SEARCHED_BYTES: Final = 4096
 def status_of(cls: type[FarcallError]) -> int:
     """The HTTP status of an error class."""
     return next(_STATUS[each] for each in cls.__mro__ if each in _STATUS)
+
+
+def is_answer_to(request_id: str, headers: Mapping[str, str]) -> bool:
+    """Whether a response may be the answer to a request. A cache or a proxy may send the answer to another request.
+
+    Gateways and earlier releases of the API repeat no id.
+    """
+    return _header(headers, REQUEST_ID) in ("", request_id)
 
 
 def error_from_response(status: int, headers: Mapping[str, str], body: bytes, *, request: str) -> FarcallError:

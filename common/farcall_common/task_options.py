@@ -16,6 +16,7 @@ import msgspec
 
 from farcall_common.environments import UV, Environment
 from farcall_common.errors import did_you_mean
+from farcall_common.finite import is_finite
 from farcall_common.limits import KEPT_OUTPUT_BYTES, MAX_KEPT_OUTPUT_BYTES, MAX_SOURCE_FILES, MAX_SOURCES
 from farcall_common.qos import QoS
 from farcall_common.retries import MAX_DELAY_S, MAX_RETRIES, exception_names
@@ -331,6 +332,8 @@ def _json_object(value: Mapping[str, Any] | None, name: str) -> dict[str, Any] |
         return None
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a dict, and this is a {type(value).__name__}")
+    if not is_finite(value):
+        raise TypeError(f"{name} must be JSON, which has neither NaN nor infinity")
     try:
         copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(value)))
     except (TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import typer
 from rich import markup
 from rich.console import Console
 
-from farcall_common.console import new_group, show_table, versions, write_every_character
+from farcall_common.console import check_number, new_group, prepare_streams, show_table, versions
 from farcall_common.credentials import Credentials, config_path, find_home
 from farcall_common.errors import ConfigurationError, EndpointInUse, EndpointUnknown, FarcallError
 from farcall_common.exit_codes import (
@@ -35,6 +36,7 @@ from farcall_common.exit_codes import (
 )
 from farcall_common.files import write_whole
 from farcall_common.plain_text import plain
+from farcall_common.standard_streams import drop_output, output_error
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
 from farcall_endpoint.config import (
@@ -51,7 +53,6 @@ from farcall_endpoint.config import (
 from farcall_endpoint.directory import EndpointDirectory, list_endpoints
 from farcall_endpoint.protocol import PrewarmRequest
 from farcall_endpoint.staging.settings import GlobusSettings
-from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.status import facts_of, show_status, status_exit_code, watch_status
 
 _EXIT_CODES: Final = {code: meaning for code, meaning in EXIT_CODES.items() if code != BROKEN_PIPE} | {
@@ -93,10 +94,16 @@ class _Options:
 
 def main() -> None:
     """The console script."""
-    open_missing_streams()
+    prepare_streams()
     raise_on_sigterm()
-    write_every_character()
-    app()
+    try:
+        app()
+    except OSError as error:
+        if (known := output_error(error)) is None:
+            raise
+        drop_output()
+        _show_error(str(known))
+        sys.exit(exit_code(known))
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -172,7 +179,9 @@ def start(
     context: typer.Context,
     name: Name = "default",
     detach: Annotated[bool, typer.Option("--detach", help="Start a daemon, and return when it is connected.")] = False,
-    timeout: Annotated[float, typer.Option(help="With --detach: seconds to wait for the connection.")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(callback=check_number, help="With --detach: seconds to wait for the connection.")
+    ] = 30.0,
     endpoint_uuid: Annotated[
         str | None, typer.Option(help="On the first start: use this existing registration.")
     ] = None,
@@ -209,7 +218,7 @@ def stop(context: typer.Context, name: Name = "default") -> None:
 def restart(
     context: typer.Context,
     name: Name = "default",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the connection.")] = 30.0,
+    timeout: Annotated[float, typer.Option(callback=check_number, help="Seconds to wait for the connection.")] = 30.0,
 ) -> None:
     """Stop an endpoint if it is running, then start it as a daemon."""
     with _errors():
@@ -261,7 +270,7 @@ def prewarm(
     ],
     count: Annotated[int, typer.Option(min=0, help="Workers to keep warm, on all nodes together; 0 ends it.")] = 1,
     node: Annotated[str, typer.Option(help="Only on the node with this host name.")] = "",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait until they are warm.")] = 600.0,
+    timeout: Annotated[float, typer.Option(callback=check_number, help="Seconds to wait until they are warm.")] = 600.0,
 ) -> None:
     """Keep workers of an environment warm, spread over the nodes, until further notice. Waits until they are."""
     with _errors():
@@ -588,16 +597,20 @@ def _grace_s(directory: EndpointDirectory) -> float:
     return read_config(directory.config_file).shutdown_grace
 
 
+def _show_error(message: str) -> None:
+    _err.print(f"[red]Error:[/] {escape(message)}", soft_wrap=True)
+
+
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
     """Farcall's errors end the command with their text and their exit code."""
     try:
         yield
     except daemon.StartFailed as error:
-        _err.print(f"[red]Error:[/] {escape(error.record.message)}", soft_wrap=True)
+        _show_error(error.record.message)
         raise typer.Exit(error.exit_code) from error
     except FarcallError as error:
-        _err.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
+        _show_error(str(error))
         raise typer.Exit(exit_code(error)) from error
     except KeyboardInterrupt as interruption:
         raise typer.Exit(exit_status(interruption)) from None

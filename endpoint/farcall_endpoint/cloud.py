@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from farcall_common.errors import (
     Unavailable,
 )
 from farcall_common.http_client import http_client
-from farcall_common.http_errors import error_from_response
+from farcall_common.http_errors import REQUEST_ID, error_from_response, is_answer_to
 from farcall_common.login import Bearer, KeptLogin
 from farcall_common.wire import Capabilities
 from farcall_common.worker_share import WorkerShare
@@ -128,14 +129,17 @@ class Cloud:
         self._call("DELETE", f"/v2/endpoints/{endpoint_id}")
 
     def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        request_id = uuid.uuid4().hex
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, headers={REQUEST_ID: request_id})
         except httpx.InvalidURL as error:
             raise ConfigurationError(f"The address of the API is not a URL: {error}.") from error
         except httpx.UnsupportedProtocol as error:
             raise ConfigurationError(str(error)) from error
         except httpx.HTTPError as error:
             raise _unreachable(f"The API at {self._client.base_url} cannot be reached: {error}.") from error
+        if not is_answer_to(request_id, response.headers):
+            raise _unreachable(f"A proxy sent the answer to another request instead of the one to {method} {path}.")
         if response.is_success:
             return _object(response)
         request = f"{method} {str(response.request.url).partition('?')[0]}"

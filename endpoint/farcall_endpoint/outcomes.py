@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from farcall_common.errors import (
-    DeserializationError,
     EndpointRequiresSealed,
     ErrorRecord,
     Fault,
@@ -421,6 +420,20 @@ files_invalid = Outcome(
     "The list of the task's files is invalid: {}",
     "Submit the task with a release of Farcall that this endpoint knows.",
 )
+arguments_not_stored = Outcome(
+    "VALUE_NOT_STORED",
+    Fault.US,
+    "The arguments of {} bytes could not be stored on the node: {}.",
+    "Ask the endpoint's owner to check the memory of the node and `ulimit -f`, or send less.",
+    retryable=True,
+)
+result_not_stored = Outcome(
+    "VALUE_NOT_STORED",
+    Fault.US,
+    "The function returned a value of {} bytes, which could not be stored on the node: {}.",
+    "Ask the endpoint's owner to check the memory of the node and `ulimit -f`, or return less.",
+    retryable=True,
+)
 value_not_stored = Outcome(
     "VALUE_NOT_STORED",
     Fault.US,
@@ -455,16 +468,6 @@ def worker_died(
         stdout_tail=stdout_tail or None,
         stderr_tail=stderr_tail or None,
         reasons=reasons or None,
-    )
-
-
-def unreadable(record: ErrorRecord) -> ErrorRecord:
-    """The function or its arguments cannot be read; ``record`` describes what reading them raised."""
-    return dataclasses.replace(
-        record,
-        code=DeserializationError.code,
-        message=f"Cannot be read here: {record.message}",
-        fault=DeserializationError.fault,
     )
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import collections
 import errno
+import math
+import resource
 import select
 import socket
 import struct
@@ -71,7 +73,10 @@ class Pipe:
         return bool(self._waiting)
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Send a message, now or with a later :meth:`flush`. Ignored if the other end is closed."""
+        """Send a message, now or with a later :meth:`flush`. Ignored if the other end is closed.
+
+        :raises OSError: if its large frames cannot be written to memory; nothing was sent then.
+        """
         self._waiting.append(_pack(frames))
         if len(self._waiting) == 1:
             self.flush()
@@ -139,8 +144,9 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
     lengths: list[int] = []
     inline: list[Bytes] = []
     places: list[bytes] = []
-    passed_on: list[MemoryFile] = []
+    passed_on: list[MemoryFile | None] = []
     outside: list[Bytes] = []
+    own = [(0, outside)]
     outside_at, room = 0, _MAX_INLINE_BYTES
     for frame in frames:
         length = len(frame)
@@ -157,14 +163,27 @@ def _pack(frames: Sequence[Frame]) -> tuple[bytes, list[MemoryFile]]:
             lengths.append(length)
         else:
             gap = -outside_at % ALIGNMENT_BYTES
+            if outside and outside_at + gap + length > most_file_bytes() and len(passed_on) < _MAX_PASSED_ON:
+                passed_on.append(None)  # in its place there is another file
+                outside, outside_at, gap = [], 0, 0
+                own.append((len(passed_on), outside))
             outside += [bytes(gap), frame]
             lengths.append(-length)
-            places.append(_PLACE.pack(0, outside_at + gap))
+            places.append(_PLACE.pack(own[-1][0], outside_at + gap))
             outside_at += gap + length
     packet = b"".join((struct.pack(f"<I{len(lengths)}q", len(lengths), *lengths), *places, *inline))
     if not places:
         return packet, []
-    return packet, [MemoryFile.of(outside), *passed_on]
+    memories = [None, *passed_on]
+    for number, parts in own:
+        memories[number] = MemoryFile.of(parts)
+    return packet, [memory for memory in memories if memory is not None]
+
+
+def most_file_bytes() -> float:
+    """The limit of this process for the size of a file (``ulimit -f``)."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
 
 
 def _unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> list[Frame]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
@@ -26,6 +27,7 @@ from farcall_common.errors import (
     RateLimited,
     RequestTooLarge,
 )
+from farcall_common.http_errors import REQUEST_ID
 from farcall_common.limits import MAX_LAMBDA_ANSWER_BYTES, MAX_NESTED_REQUEST_BYTES
 from farcall_common.nested_json import nested_bytes
 from farcall_common.store import Stores
@@ -49,6 +51,8 @@ _CALLER_KEYS: Final = "caller_keys"
 _HEAD_BYTES: Final = 4_096
 #: Characters of a request's path in the access log.
 _PATH_CHARACTERS: Final = 200
+#: Ids of requests that answers repeat.
+_REQUEST_ID: Final = re.compile("[0-9A-Za-z-]{1,64}")
 
 
 class AdmittingResolver(ApiGatewayResolver):
@@ -56,6 +60,13 @@ class AdmittingResolver(ApiGatewayResolver):
     code of a route, its dependencies included."""
 
     def _resolve(self) -> ResponseBuilder[Any]:
+        answer = self._admitted()
+        request_id = self.current_event.headers.get(REQUEST_ID, "")
+        if _REQUEST_ID.fullmatch(request_id):
+            answer.response.headers[REQUEST_ID] = request_id
+        return answer
+
+    def _admitted(self) -> ResponseBuilder[Any]:
         event, services = self.current_event, self.context["services"]
         try:
             context = event["requestContext"]

@@ -20,7 +20,8 @@ from farcall_lambdas.version import API_VERSION
 _DESCRIPTION: Final = (
     "Globus Compute's /v2 and /v3 routes and shapes, with Farcall's additions, and under /actions Globus Flows' "
     "interface for action providers. Every error answer has the shape ErrorAnswer; under /actions, ActionErrorAnswer, "
-    "which has it in it."
+    "which has it in it. An answer repeats the request's header X-Farcall-Request-Id: one with another id is the "
+    "answer to another request."
 )
 
 _SCHEMAS: Final = "#/components/schemas/"

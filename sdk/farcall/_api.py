@@ -38,10 +38,10 @@ from farcall._pacing import FOREIGN_RETRY_S, OutageTimer
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
     DeserializationError,
+    FarcallError,
     Fault,
     Forbidden,
     InvalidRequest,
-    NotFound,
     ProtocolError,
     TaskUnknown,
     Unsupported,
@@ -224,7 +224,7 @@ class Api:
         body: bytes,
         *,
         task_ids: Mapping[str, Sequence[str]],
-        retries_refusals: bool = True,
+        raises: tuple[type[FarcallError], ...] = (),
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Submitted:
@@ -241,7 +241,7 @@ class Api:
             body=body,
             answer=Submitted,
             check=check,
-            retries_refusals=retries_refusals,
+            raises=raises,
             retry_timeout_s=retry_timeout_s,
             stop=stop,
         )
@@ -520,9 +520,9 @@ def with_new_address(transfer: Callable[[], T], *, stop: threading.Event | None)
     while True:
         try:
             return transfer()
-        except (Forbidden, NotFound, ProtocolError) as error:
+        except FarcallError as error:
             delay_s = backoff.next_s()
-            if error.is_foreign:
+            if error.is_foreign and not error.record.retryable:
                 if outage.failed(now=time.monotonic()) + delay_s > FOREIGN_RETRY_S:
                     raise
             elif is_second or not isinstance(error, Forbidden):

@@ -49,6 +49,7 @@ from farcall_common.errors import (
     EndpointUnknown,
     FarcallError,
     ProtocolError,
+    RequestTooLarge,
     SerializationError,
     TargetInfeasible,
     TaskUnknown,
@@ -353,8 +354,14 @@ class Sender:
         handle.packed = None
 
     def _submit(
-        self, batch: Sequence[OutgoingTask], callees: tuple[Callee, ...] = (), *, retries_refusals: bool = True
+        self,
+        batch: Sequence[OutgoingTask],
+        callees: tuple[Callee, ...] = (),
+        *,
+        raises: tuple[type[FarcallError], ...] = (),
     ) -> None:
+        """Submit tasks, as smaller requests if it is refused. Of the refusals by others than Farcall, those that
+        ``raises`` names are not repeated, nor is that of a size which smaller requests may keep."""
         context = batch[0].context
         assert context.endpoint_id is not None
         options = self._compatibility.with_binary_results(context.endpoint_id, context.options)
@@ -375,7 +382,7 @@ class Sender:
                 context.endpoint_id,
                 body,
                 task_ids=ids,
-                retries_refusals=retries_refusals,
+                raises=(*raises, RequestTooLarge) if len(batch) > 1 else raises,
                 retry_timeout_s=self._retry_timeout_s,
                 stop=self._stop,
             )
@@ -385,8 +392,10 @@ class Sender:
                 self._fail(batch, error)
                 return
             _logger.debug("a submit of %d tasks was refused (%s): submitting its parts", len(batch), error)
-            for part in _parts(batch):  # a firewall may refuse the text of one payload, and has had its time
-                self._submit(part, callees, retries_refusals=False)
+            if error.is_foreign and not isinstance(error, RequestTooLarge):
+                raises = (FarcallError,)  # a firewall may refuse the text of one payload, and has had its time
+            for part in _parts(batch):
+                self._submit(part, callees, raises=raises)
             return
         if answer.warnings:
             names = {task.function_id: task.function.name for task in batch}

@@ -23,6 +23,7 @@ from farcall._pacing import BurstLimit
 from farcall_common.chains import Chain
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import Terminated
+from farcall_common.finite import check_seconds
 from farcall_common.graph_builder import Graph
 from farcall_common.graph_handles import StageHandle, StageList
 from farcall_common.green_threads import refuse_green_threads
@@ -584,6 +585,7 @@ class Executor(Submitter, SourceCode):
         group_id = as_id(task_group_id or uuid.uuid4())
         mode = None if sealed is None else seal_mode(sealed)
         _check_batch_size(batch_size)
+        check_seconds(retry_timeout_s=retry_timeout_s)
         burst = BurstLimit(api_burst_limit, api_burst_window_s)
         passed = client or funcx_client
         self.client: Client = passed or Client()

@@ -196,9 +196,9 @@ def _pack(
 
     def pieces(strategies: Sequence[Strategy] | None) -> list[Sequence[Piece]]:
         # As a list: unlike a tuple it may be JSON, which is quicker to write and bound to no version of Python.
-        positional = serializer.pieces(list(args), strategies=strategies)
-        named = (_NO_KWARGS,) if is_default and not kwargs else serializer.pieces(kwargs, strategies=strategies)
-        return [positional, named]
+        if is_default and not kwargs:
+            return [serializer.pieces(list(args), strategies=strategies), (_NO_KWARGS,)]
+        return serializer.call_pieces(list(args), kwargs, strategies=strategies)
 
     strategies = BINARY_DATA if is_default and reads_binary is not None else None
     try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import random
 import threading
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -23,13 +25,14 @@ from farcall_common.errors import (
     ErrorRecord,
     FarcallError,
     Fault,
-    Forbidden,
+    InvalidRequest,
     ProtocolError,
     Unauthenticated,
     Unavailable,
 )
+from farcall_common.finite import check_seconds, is_finite
 from farcall_common.http_client import http_client
-from farcall_common.http_errors import error_from_response
+from farcall_common.http_errors import REQUEST_ID, error_from_response, is_answer_to
 
 _logger = logging.getLogger(__name__)
 #: A generator of our own: programs seed the module's.
@@ -40,6 +43,8 @@ if logging.getLogger("httpx").level == logging.NOTSET:
 
 #: An internal error of the API is retried a few times, but not for an hour.
 _INTERNAL_RETRY_S: Final = 15.0
+#: Longest back-off, and the longest Retry-After that counts unless Farcall sent it, in seconds.
+_LONGEST_WAIT_S: Final = 10.0
 _UNREACHABLE_HINT: Final = (
     "Is the API up? `farcall local status` shows a local tier; FARCALL_API_URL names the address."
 )
@@ -54,13 +59,14 @@ _inherited: list[httpx.Client | None] = []
 
 
 def _new_backoff() -> Backoff:
-    return Backoff(first_s=0.1, most_s=10.0, jitter=_random.random)
+    return Backoff(first_s=0.1, most_s=_LONGEST_WAIT_S, jitter=_random.random)
 
 
 class _Request(NamedTuple):
     """``headers`` returns those of an attempt; ``read`` reads a success, and raises ProtocolError or
     msgspec.DecodeError for one that is not of the service that was called; ``has_new_token`` is false where a new token
-    is possible after a refusal."""
+    is possible after a refusal. The API's answer repeats ``request_id``. Refusals by others than
+    Farcall that ``raises`` names are not repeated."""
 
     method: str
     url: str
@@ -69,8 +75,9 @@ class _Request(NamedTuple):
     headers: Callable[[], Mapping[str, str]]
     read: Callable[[httpx.Response], Any]
     is_api: bool = True
+    request_id: str = ""
     has_new_token: bool = True
-    retries_refusals: bool = True
+    raises: tuple[type[FarcallError], ...] = ()
 
     @property
     def shown(self) -> str:
@@ -86,6 +93,7 @@ class Http:
     :param backoff: makes the back-off of one request.
     :param authorizer: provides the credentials of each request, instead of the settings' token.
     :param transport: replaces the network, for tests.
+    :raises ValueError: for a time that is negative or NaN.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class Http:
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_seconds(timeout_s=timeout_s, retry_timeout_s=retry_timeout_s)
         self.settings = settings
         self.retry_timeout_s = retry_timeout_s
         self._timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 10.0))
@@ -122,7 +131,7 @@ class Http:
         query: Mapping[str, str | int] | None = None,
         answer: Any = Any,
         check: Callable[[Any], object] | None = None,
-        retries_refusals: bool = True,
+        raises: tuple[type[FarcallError], ...] = (),
         retry_timeout_s: float | None = None,
         stop: threading.Event | None = None,
     ) -> Any:
@@ -135,9 +144,12 @@ class Http:
 
         :param answer: the type as which the JSON is read; unless it is given, there may be no answer.
         :param check: raises an exception for an answer that does not fit: ProtocolError, or as reading it would.
-        :param retries_refusals: whether refusals by others than Farcall are repeated.
+        :param raises: refusals by others than Farcall that are raised at once.
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
+        :raises InvalidRequest: for a body with a number that JSON does not have.
         """
+        if not is_finite(body):
+            raise InvalidRequest("NaN and infinity cannot be sent: JSON has neither", hint="Send null or a text.")
 
         def read(response: httpx.Response) -> Any:
             content = response.read()
@@ -154,7 +166,9 @@ class Http:
 
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         url = self.settings.api_url + path
-        request = _Request(method, url, content, query, self._headers, read, retries_refusals=retries_refusals)
+        request_id = uuid.uuid4().hex
+        headers = functools.partial(self._headers, request_id)
+        request = _Request(method, url, content, query, headers, read, request_id=request_id, raises=raises)
         if self._authorizer is not None:
             try:
                 renewable = request._replace(has_new_token=False)
@@ -212,12 +226,13 @@ class Http:
         found: bytearray = self._repeated(request, retry_timeout_s=retry_timeout_s, stop=stop)
         return found
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, request_id: str) -> dict[str, str]:
         token = self.settings.token if self._authorizer is None else bearer_token(self._authorizer)
         return {
             "authorization": f"Bearer {token}",
             "content-type": "application/json",
             "x-farcall-accept": "blob-ref",
+            REQUEST_ID: request_id,
         }
 
     def close(self) -> None:
@@ -237,14 +252,17 @@ class Http:
                 return self._once(request)
             except FarcallError as error:
                 now = self._clock()
-                delay_s = max(error.record.retry_after_s or 0.0, backoff.next_s())
+                requested_s, outage_s = error.record.retry_after_s or 0.0, outage.failed(now=now)
+                if error.is_foreign:  # any server can name any time, and a task that was accepted runs meanwhile
+                    requested_s = min(requested_s, _LONGEST_WAIT_S, retry_timeout_s - outage_s)
+                delay_s = max(requested_s, backoff.next_s())
                 if (most_s := self._most_s(error, request)) is None:
                     raise
                 # An error that is tolerated for a short time only counts from where it began.
                 brief_s = brief.failed(now=now) if most_s < retry_timeout_s else 0.0
                 if not brief_s:
                     brief.reset(now=now)
-                if outage.failed(now=now) + delay_s > retry_timeout_s or brief_s + delay_s > most_s:
+                if outage_s + delay_s > retry_timeout_s or brief_s + delay_s > most_s:
                     raise
                 _logger.debug("%s: %s; retrying in %.2f s", request.shown, error, delay_s)
                 if (stop or self._never).wait(delay_s):
@@ -263,8 +281,10 @@ class Http:
             return FOREIGN_RETRY_S if is_unfit and request.method != "GET" else None
         if isinstance(error, ProtocolError):
             return math.inf
-        is_refusal = isinstance(error, Forbidden) or (isinstance(error, Unauthenticated) and request.has_new_token)
-        return FOREIGN_RETRY_S if is_refusal and request.retries_refusals else None
+        is_final = isinstance(error, request.raises) or (
+            isinstance(error, Unauthenticated) and not request.has_new_token
+        )
+        return None if is_final else FOREIGN_RETRY_S
 
     def _once(self, request: _Request) -> Any:
         """One attempt."""
@@ -278,6 +298,8 @@ class Http:
             with self._client().stream(
                 request.method, request.url, content=pieces, headers=sent, params=request.query
             ) as response:
+                if request.is_api and not is_answer_to(request.request_id, response.headers):
+                    raise ProtocolError("it is the answer to another request")
                 if response.is_success:
                     return request.read(response)
                 response.read()

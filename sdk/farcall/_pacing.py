@@ -32,7 +32,7 @@ class BurstLimit:
     def __init__(self, limit: int | None, window_s: float) -> None:
         if limit is not None and limit < 1:
             raise ValueError("api_burst_limit must be at least 1, or None")
-        if window_s <= 0:
+        if not window_s > 0:  # NaN, too
             raise ValueError("api_burst_window_s must be positive")
         self.limit = limit
         self.window_s = window_s

@@ -237,8 +237,10 @@ class ResultReader:
         if result.result_blob is not None and result.result_blob.url is not None:
             try:
                 return self._download(result.result_blob)
-            except (Forbidden, NotFound):
-                pass  # the address has expired, or it is the store's answer about a blob that was deleted
+            except FarcallError as error:
+                # The address has expired, the store answers about a blob that was deleted, or a proxy refuses.
+                if error.record.retryable or not (error.is_foreign or isinstance(error, Forbidden | NotFound)):
+                    raise
         try:
             return with_new_address(lambda: self._fetch_again(result.task_id), stop=self._stop)
         except (Forbidden, BlobUnknown) as error:

@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Self
 
 import httpx
@@ -22,11 +22,12 @@ _HOP_BY_HOP = {"host", "connection", "content-length", "transfer-encoding", "acc
 
 
 class Answer(NamedTuple):
-    """An HTTP answer; ``length`` is the declared one, if it is another. ``wait_s`` lies between pieces of 16 bytes of
-    the first KiB. An answer that is ``lost`` is not sent."""
+    """An HTTP answer with some headers; ``length`` is the declared one, if it is another. ``wait_s`` lies between
+    pieces of 16 bytes of the first KiB. An answer that is ``lost`` is not sent."""
 
     status: int
     body: bytes
+    headers: Mapping[str, str]
     length: int | None = None
     wait_s: float = 0.0
     lost: bool = False
@@ -36,16 +37,33 @@ Change = Callable[[Answer], Answer]
 
 
 def _status(status: int, body: bytes = b"<html>Bad Gateway</html>") -> Change:
-    return lambda answer: Answer(status, body)
+    return lambda answer: Answer(status, body, answer.headers)
+
+
+def _later(status: int) -> Change:
+    return lambda answer: Answer(status, b"", {"retry-after": "99999999"})
+
+
+class _Earlier:
+    """Sends the answer to the request before, also if that was to another address."""
+
+    def __init__(self) -> None:
+        self._last: Answer | None = None
+
+    def __call__(self, answer: Answer) -> Answer:
+        last, self._last = self._last, answer
+        return last or answer
 
 
 #: What a proxy or a gateway may do to an answer of the API, or of the blob store.
 CHANGES: dict[str, Change] = {
-    **{f"status {status}": _status(status) for status in (302, 401, 403, 404, 429, 500, 502, 503, 504)},
+    **{f"status {status}": _status(status) for status in (302, 401, 403, 404, 407, 413, 429, 500, 502, 503, 504)},
+    **{f"status {status} with Retry-After": _later(status) for status in (429, 503)},
     "gateway's 403": _status(403, b'{"message":"Forbidden"}'),
     "HTML": _status(200, b"<html>Log in to the network</html>"),
     **{f"JSON {text}": _status(200, text.encode()) for text in ("[]", "null", "{}", '"x"', '{"results":{}}')},
     "foreign JSON": _status(200, b'{"status":"success","tasks":{"a":["b"]},"results":{"a":{"task_id":"a"}}}'),
+    "earlier": _Earlier(),
     "half": lambda answer: answer._replace(body=answer.body[: len(answer.body) // 2]),
     "nothing": lambda answer: answer._replace(body=b""),
     "cut": lambda answer: answer._replace(body=answer.body[: len(answer.body) // 2], length=len(answer.body)),
@@ -153,14 +171,15 @@ class Network:
                 if url == self.path:  # not of the blob store
                     body = re.sub(rb"tcp://127\.0\.0\.1:(\d+)", network._named, body)
                     body = re.sub(rb"http://127\.0\.0\.1:(\d+)", rb"%s/at/\1" % network.api_url.encode(), body)
-                answer = network._changed(Answer(found.status_code, body))
+                dropped = {*_HOP_BY_HOP, "content-encoding", "date", "server"}
+                sent = {name: value for name, value in found.headers.items() if name.lower() not in dropped}
+                answer = network._changed(Answer(found.status_code, body, sent))
                 self.close_connection = answer.length is not None or answer.lost
                 if answer.lost:
                     return
                 self.send_response(answer.status)
-                for name, value in found.headers.items():
-                    if name.lower() not in {*_HOP_BY_HOP, "content-encoding", "date", "server"}:
-                        self.send_header(name, value)
+                for name, value in answer.headers.items():
+                    self.send_header(name, value)
                 self.send_header("content-length", str(len(answer.body) if answer.length is None else answer.length))
                 self.end_headers()
                 with contextlib.suppress(OSError):

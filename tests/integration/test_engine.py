@@ -61,6 +61,18 @@ def die_until(path: str, times: int) -> str:
     return "survived"
 
 
+def test_calls_see_their_class_as_it_was_at_submit(engine: Engine) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Item: rate = 1\ndef one(): return Item.rate\ndef two(): return Item.rate", names)
+    seen: list[list[int]] = []
+    for rate in (1, 2, 1):
+        names["Item"].rate = rate
+        futures = [engine.submit(names[name]) for name in ("one", "two") * 3]
+        names["Item"].rate = 9
+        seen.append([future.result(WAIT_S) for future in futures])
+    assert seen == [[1] * 6, [2] * 6, [1] * 6]
+
+
 def test_results_in_any_number(engine: Engine) -> None:
     futures = [engine.submit(add, number, b=1) for number in range(2000)]
     assert [future.result(WAIT_S) for future in futures] == list(range(1, 2001))
@@ -79,6 +91,18 @@ def test_a_class_of_a_module_on_the_path_is_the_same_in_functions_arguments_and_
         made = engine.submit(lambda: measured_here.Value(2)).result(WAIT_S)
     assert checked
     assert type(made) is measured_here.Value
+
+
+def test_a_class_of_a_module_whose_folder_joined_the_path_later_is_sent(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "joined_later.py").write_text("class Value(int): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import joined_later  # type: ignore[import-not-found]
+
+    sent = joined_later.Value(2)
+    is_value, returned = engine.submit(lambda x: (type(x) is joined_later.Value, x), sent).result(WAIT_S)
+    assert (is_value, returned, type(returned)) == (True, 2, joined_later.Value)
 
 
 def test_definitions_of_a_script_are_sent_by_value(engine: Engine) -> None:
@@ -671,3 +695,31 @@ def test_an_engine_without_a_port_is_an_error_at_once(tmp_path: Path, monkeypatc
             Engine(max_workers=1, provider=SlurmProviderConfig(), worker_port_range=(port, port))
     assert not list((tmp_path / "engine").iterdir())
     assert not any(thread.name == "farcall-scheduler" for thread in threading.enumerate())
+
+
+def test_a_limit_for_files_fails_only_calls_with_larger_values(tmp_path: Path) -> None:
+    program = tmp_path / "limited.py"
+    program.write_text(
+        """
+import resource
+from farcall_endpoint import Engine
+
+def double(text):
+    return 2 * text
+
+def ended(future):
+    error = future.exception(120)
+    return len(future.result()) if error is None else f"{error.record.code} {'arguments' in str(error)}"
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+    with Engine(max_workers=1) as engine:
+        sizes = [5, 3_000_000, *[30_000] * 30, 45_000, 60_000, 5]
+        print(*[ended(each) for each in [engine.submit(double, "x" * size) for size in sizes]], sep=",")
+"""
+    )
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    large = ["VALUE_NOT_STORED False"] * 2
+    expected = ["10", "VALUE_NOT_STORED True", *["60000"] * 30, *large, "10"]
+    assert ended.stdout.strip().split(",") == expected, ended.stderr

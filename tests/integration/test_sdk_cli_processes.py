@@ -178,6 +178,28 @@ def test_help_to_a_closed_pipe_is_silent(environ: dict[str, str]) -> None:
     assert (program.returncode, program.stderr) == (141, b"")
 
 
+@pytest.mark.parametrize(
+    ("module", "arguments", "code"),
+    [
+        ("farcall.cli", "whoami >&-", 0),
+        ("farcall.cli", "whoami <&- >&- 2>&-", 0),
+        ("farcall.cli", "whoami >/dev/full", 69),
+        ("farcall.cli", "--help >/dev/full 2>&1", 69),
+        ("farcall_endpoint.cli", "list >&-", 0),
+        ("farcall_endpoint.cli", "version >/dev/full", 69),
+    ],
+)
+def test_output_that_goes_nowhere_is_no_defect(environ: dict[str, str], module: str, arguments: str, code: int) -> None:
+    command = f'exec "$0" -c "from {module} import main; main()" {arguments}'
+    program = subprocess.run(
+        ["sh", "-c", command, sys.executable], env=environ, capture_output=True, text=True, timeout=WAIT_S
+    )
+    shown = program.stdout + program.stderr
+    assert program.returncode == code, shown
+    assert shown.count("\n") == arguments.endswith("/dev/full"), shown
+    assert ("No space left on device" in shown) is arguments.endswith("/dev/full")
+
+
 def test_a_closed_pipe_ends_a_map_and_its_tasks_continue(start: Start, cloud: FakeCloud) -> None:
     text = json.dumps("x" * 20_000)
     program = start("map", "script.py:same", *[text] * 50)

@@ -704,6 +704,22 @@ def pooled_objects(n: int) -> Any:
         return [each.x for each in pool.map(Plain, range(n))]
 
 
+def pooled_state(n: int) -> Any:
+    import multiprocessing
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return [type(each) is Counted for each in pool.map(counted, range(n))], Counted.count
+
+
+class Counted:
+    count = 0
+
+
+def counted(_: int) -> Counted:
+    Counted.count += 1
+    return Counted()
+
+
 def threads(n: int) -> Any:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -815,6 +831,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "forked pool": (pooled, 3),
     "spawned pool": (pooled_elsewhere, 3),
     "forked pool of objects": (pooled_objects, 3),
+    "forked pool that changes a class": (pooled_state, 3),
     "threads": (threads, 3),
     "coroutine inside": (runs_coroutine, 2),
     "function as an argument": (apply, scaled, 2),

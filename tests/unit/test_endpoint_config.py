@@ -6,7 +6,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.worker_share import WorkerShare
+from farcall_endpoint import Engine
 from farcall_endpoint.agent.launch import check_storages
 from farcall_endpoint.config import (
     BatchProviderConfig,
@@ -28,6 +29,7 @@ from farcall_endpoint.config import (
     SrunLauncherConfig,
     parse_config,
     read_config,
+    read_globus,
     write_config,
 )
 from farcall_endpoint.config.files import FilesConfig, StorageConfig
@@ -285,6 +287,36 @@ def test_all_mistakes_are_reported_in_the_order_of_the_file() -> None:
     said = complaint("engine: {a: 1, a: 2}\n1: 2\n")
     assert "config.yaml has 2 mistakes" in said, "also of those that YAML allows"
     assert "unknown field `<<`" not in complaint("engine:\n  limits: {<<: {memory: 2}, wall: 1}\n")
+
+
+@pytest.mark.parametrize("is_globus", [False, True])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 5000, "nested too deeply"),
+        ("- " * 5000, "nested too deeply"),
+        ("{a: " * 5000, "nested too deeply"),
+        (f"display_name: {'a' * 3_000_000}", "more than 256 KiB"),
+        (f"heartbeat_interval: {'1' * 5000}", "too large"),
+        ("heartbeat_interval: 1e999", "too large"),
+        ("{#" * 100_000, "not YAML"),
+        ("{% %}" * 50_000, "statements of a template"),
+        (f"display_name: {{{{{' ' * 200_000}", "not YAML"),
+    ],
+    ids=["lists", "block-lists", "objects", "text", "int", "float", "comments", "statements", "placeholder"],
+)
+def test_size_and_depth_are_limited(tmp_path: Path, text: str, words: str, is_globus: bool) -> None:
+    (file := tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read_globus(file) if is_globus else read_config(file)
+    assert words in str(caught.value) or not is_globus
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["max_idletime_s", "block_failure_period_s", "cores_per_worker"])
+def test_an_engine_refuses_numbers_that_are_none(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Engine(**cast("Any", {name: float("nan")}))
 
 
 def test_invalid_files_are_refused_with_our_message(tmp_path: Path) -> None:

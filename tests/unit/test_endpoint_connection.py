@@ -11,8 +11,10 @@ from farcall_common.errors import (
     ConfigurationError,
     ErrorRecord,
     FarcallError,
+    Forbidden,
     NoForwarder,
     ProtocolError,
+    RequestTooLarge,
     Unauthenticated,
     Unavailable,
 )
@@ -156,26 +158,36 @@ def test_short_sessions_back_off_until_one_lasts() -> None:
     assert longest[12] <= 0.4
 
 
-def test_retry_after_of_the_api_is_the_minimum_wait() -> None:
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_retry_after_of_the_api_is_the_minimum_wait(is_foreign: bool) -> None:
     connection = make()
     connection.handle([Started()], 0.0)
     record = ErrorRecord("NO_FORWARDER", "none", retryable=True, retry_after_s=7.0)
-    connection.handle([ApiFailed(NoForwarder("none", record=record).record)], 0.0)
-    assert (connection.next_deadline() or 0) >= 7.0
+    connection.handle([ApiFailed(NoForwarder("none", record=record).record, is_foreign=is_foreign)], 0.0)
+    assert ((connection.next_deadline() or 0) >= 7.0) is not is_foreign
 
 
-@pytest.mark.parametrize("error", [ProtocolError("HTTP 302 of a portal"), ConfigurationError("HTTP 407 of a proxy")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProtocolError("HTTP 302 of a portal"),
+        ConfigurationError("HTTP 407 of a proxy"),
+        Forbidden("HTTP 403 of a firewall"),
+        RequestTooLarge("HTTP 413 of a proxy"),
+    ],
+)
 def test_an_answer_of_another_server_ends_only_an_agent_that_has_never_connected(error: FarcallError) -> None:
     connection = make()
     connection.handle([Started()], 0.0)
-    assert isinstance(connection.handle([ApiFailed(error.record)], 0.0)[0], GiveUp)
+    failed = ApiFailed(error.record, is_foreign=True)
+    assert isinstance(connection.handle([failed], 0.0)[0], GiveUp)
     connection = make()
     open_session(connection)
     now, actions = 0.0, connection.handle([ConnectionLost("reset")], 0.0)
     while RequestForwarders() not in actions:
         now = connection.next_deadline() or 0.0
         actions = [*connection.handle([Tick()], now), *connection.handle([ConnectionLost("refused")], now)]
-    assert connection.handle([ApiFailed(error.record)], now) == []
+    assert connection.handle([failed], now) == []
     assert connection.problem == str(error)
     assert (connection.next_deadline() or 0.0) > now
 

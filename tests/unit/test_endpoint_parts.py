@@ -32,6 +32,7 @@ from farcall_common.errors import (
     ProtocolError,
     Unavailable,
 )
+from farcall_common.http_errors import REQUEST_ID
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
@@ -312,6 +313,12 @@ def test_incomplete_answer_is_refused(
 ) -> None:
     with pytest.raises(Unavailable, match="endpoint_id"):
         cloud_answering(httpx.Response(200, json={})).register(name="n", display_name="d", metadata={})
+
+
+def test_an_answer_to_another_request_is_refused(cloud_answering: Callable[[httpx.Response], Cloud]) -> None:
+    answer = httpx.Response(200, headers={REQUEST_ID: "another"}, json={"endpoint_id": "e"})
+    with pytest.raises(Unavailable, match="answer to another request"):
+        cloud_answering(answer).register(name="n", display_name="d", metadata={})
 
 
 def test_unreachable_network_is_a_network_fault() -> None:

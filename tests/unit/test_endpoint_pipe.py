@@ -48,6 +48,18 @@ def test_frames_arrive_as_they_were_sent(sizes: list[int]) -> None:
     other.close()
 
 
+def test_large_frames_are_in_files_within_the_limit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farcall_endpoint.pipe.most_file_bytes", lambda: 65_536)
+    here, there = pair
+    frames = [bytes([index]) * (30_000 if index % 3 else 100) for index in range(20)]
+    here.send(frames)
+    received = there.receive_shared()
+    assert received is not None
+    assert [bytes(bytes_of(frame)) for frame in received] == frames
+    files = {frame.memory.descriptor for frame in received if isinstance(frame, SharedBytes)}
+    assert max(os.fstat(each).st_size for each in files) <= 65_536
+
+
 def test_frames_are_sent_without_copies(pair: Pair) -> None:
     here, other = pair
     onward, there = pipe_pair()

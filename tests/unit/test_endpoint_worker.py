@@ -490,32 +490,30 @@ tell([outcomes(), code_of(plain)])
     assert plain is None
 
 
-@pytest.mark.parametrize("option", ["", "native"])
-def test_an_argument_whose_reading_raises_is_reported_as_unreadable(tmp_path: Path, option: str) -> None:
-    """The function was not called, so the error is not the function's: it is not retried."""
+def test_an_argument_that_cannot_be_read_is_no_failure_of_the_function(tmp_path: Path) -> None:
+    """Reading it may even exit. An `except TypeError` around `result()` is for what the function raises."""
     program = """
-from farcall_common.payload import PickleDataBase64
 from farcall_common.payload.native import dump_call
 
-class Bad:
-    def __init__(self, *how):
-        self.how = how
+class Made:
+    def __init__(self, make, *args):
+        self.reduced = make, args
 
     def __reduce__(self):
-        return self.how
+        return self.reduced
 
-def error_of(*how):
-    args = (Bad(*how),)
-    payload = dump_call(args, {}) if sys.argv[-1] == "native" else None
-    payload = payload or serializer.pack_call(args, strategies=[PickleDataBase64()])
-    done = run(id, payload=payload, retries=1)[0]
-    return [done.error["code"], done.is_retried, done.error["message"].rpartition(": ")[2]]
+def ends():
+    for made in (Made(int, [1]), Made(sys.exit, 3)):
+        for call in (serializer.pack_call((made,)), dump_call((made,), {})):
+            error = run(len, payload=call)[0].error
+            yield error["code"], error.get("builtin_type"), error["message"]
 
-tell([error_of(divmod, (1, 0)), error_of(sys.exit, ("no",))])
+tell([*ends()])
 """
-    answers = answer_of(program, tmp_path, option)
-    assert answers[0][:2] == answers[1][:2] == ["DESERIALIZATION_FAILED", False]
-    assert [text for _, _, text in answers] == ["integer division or modulo by zero", "no"]
+    ends = answer_of(program, tmp_path, "native")
+    assert [[code, kind] for code, kind, _ in ends] == [["DESERIALIZATION_FAILED", None]] * 4
+    assert ["TypeError" in text for *_, text in ends] == [True, True, False, False]
+    assert ["SystemExit" in text for *_, text in ends] == [False, False, True, True]
 
 
 def test_plain_pickle_is_for_an_engine_only(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Asleep:
 
     idle_s = 60.0
 
-    def wake(self) -> None:
+    def wake(self, *, on_demand: bool = False) -> None:
         """The forwarders do not start."""
 
     def sleep(self) -> None:

@@ -56,6 +56,22 @@ def test_invalid_json_is_refused(api: MemoryApi, text: str) -> None:
     check(api.call("POST", "/v2/batch_status", text), 400, "INVALID_REQUEST")
 
 
+@pytest.mark.parametrize(
+    ("path", "request_id", "is_repeated"),
+    [
+        ("/v3/whoami", "0b9e-7", True),
+        ("/v3/nowhere", "0b9e-7", True),
+        ("/v3/whoami", "", False),
+        ("/v3/whoami", "a\r\nSet-Cookie: b", False),
+        ("/v3/whoami", "a" * 65, False),
+    ],
+)
+def test_an_answer_repeats_the_id_of_its_request(api: MemoryApi, path: str, request_id: str, is_repeated: bool) -> None:
+    headers = api.call("GET", path, headers={"X-Farcall-Request-Id": request_id}).headers
+    assert headers.get("x-farcall-request-id") == (request_id if is_repeated else None)
+    assert "x-farcall-request-id" not in api.call("GET", path).headers
+
+
 def test_body_that_is_not_text_is_refused(api: MemoryApi) -> None:
     check(api.call("POST", "/v2/batch_status", b"\xff\xfe"), 400, "INVALID_REQUEST")
 

@@ -75,10 +75,10 @@ def test_local_server_answers_as_the_lambda(make: Callable[..., LocalResolver], 
     body = {"function_name": "é", "function_code": "c"}
 
     function_id = ask(resolver, "POST", "/v3/functions", json=body).json()["function_uuid"]
-    found = ask(resolver, "GET", "/v3/functions?search=%C3%A9")
+    found = ask(resolver, "GET", "/v3/functions?search=%C3%A9", headers={**BEARER, "X-Farcall-Request-Id": "a-1"})
 
     assert [each["function_uuid"] for each in found.json()["functions"]] == [function_id]
-    assert found.headers["content-type"] == "application/json"
+    assert (found.headers["content-type"], found.headers["x-farcall-request-id"]) == ("application/json", "a-1")
     stored = stores.functions.get_functions([function_id]).get(function_id)
     assert stored is not None
     assert stored.owner_id == ALICE.identity_id

@@ -13,7 +13,7 @@ import os.path
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 import farcall_common.payload as payload
 from farcall_common.errors import ConfigurationError, DeserializationError, ErrorRecord, Fault, SerializationError
 from farcall_common.payload import (
+    BINARY_DATA,
     STRATEGIES,
     AllCodeStrategies,
     AllDataStrategies,
@@ -188,6 +189,17 @@ def test_cloudpickle_registry_is_not_changed() -> None:
     assert cloudpickle.list_registry_pickle_by_value() == set()
 
 
+@pytest.mark.parametrize("strategies", [None, BINARY_DATA, [DillDataBase64()]])
+@pytest.mark.parametrize("shared", [[1], Point(1), {"deep": [{}]}])
+def test_an_argument_that_is_passed_twice_stays_one_object(
+    shared: object, strategies: Sequence[Strategy] | None
+) -> None:
+    packed = serializer.pack_call([1, shared], {"same": shared, "inside": [shared]}, strategies=strategies)
+    (_, first), kwargs = serializer.unpack_call(packed)
+    assert first == shared
+    assert first is kwargs["same"] is kwargs["inside"][0]
+
+
 @pytest.mark.parametrize("strategy", [JSONData(), PickleDataBase64(), CloudPickleDataBase64(), DillDataBase64()])
 def test_strategies_can_be_chosen_for_a_call(strategy: Strategy) -> None:
     packed = serializer.pack_call([1, "two"], {"three": [3]}, strategies=[strategy])
@@ -205,11 +217,12 @@ def test_strategies_can_be_chosen_for_a_serializer() -> None:
 
 
 def test_self_contained_function_is_sent_as_text() -> None:
-    def double(x: int) -> int:
+    def double(x):  # type: ignore[no-untyped-def]
         return x * 2
 
     buffer = serializer.serialize_function(double)
-    assert buffer == b"st\ndouble:def double(x: int) -> int:\n    return x * 2\n"
+    assert buffer.startswith(b"st\ndouble:def double(x):")
+    assert buffer.endswith(b"\n    return x * 2\n")
     assert serializer.deserialize_function(buffer)(21) == 42
 
 
@@ -393,6 +406,7 @@ def test_truncated_value_is_a_clear_error_or_another_value(value: object, data: 
     [
         pytest.param([], id="nothing"),
         pytest.param([b"11\n[]"], id="one"),
+        pytest.param([b"11\n[{}, []]"], id="one, swapped"),
         pytest.param([b"11\n[]", b"11\n{}", b"11\n{}"], id="three"),
         pytest.param([b"11\n{}", b"11\n[]"], id="swapped"),
     ],

@@ -15,7 +15,7 @@ from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.snapshot import Snapshot
 
 CELL = """
-import functools, math
+import abc, functools, math
 RATE = 1
 TABLE = {"rates": [1]}
 LOCK = __import__("threading").Lock()
@@ -79,6 +79,20 @@ def around():
         value = 2
     return uses_closure, change
 uses_closure, change_closure = around()
+def uses_doc():
+    return helper.__doc__
+def uses_class_doc():
+    return Item.__doc__
+@functools.cache
+def cached():
+    return 1
+cached.value = 1
+def uses_attribute_of_cache():
+    return cached.value
+class Abstract(abc.ABC):
+    pass
+def uses_abstract_class():
+    return isinstance(item, Abstract)
 def uses_lock():
     with LOCK:
         return 1
@@ -116,6 +130,10 @@ CHANGES = [
     ("uses_keyword_default", "uses_keyword_default.__kwdefaults__['x'] = 2"),
     ("uses_attribute", "uses_attribute.value = 2"),
     ("uses_closure", "change_closure()"),
+    ("uses_doc", "helper.__doc__ = 'other'"),
+    ("uses_class_doc", "Item.__doc__ = 'other'"),
+    ("uses_attribute_of_cache", "cached.value = 2"),
+    ("uses_abstract_class", "Abstract.register(Item)"),
     ("uses_global", "uses_global.__code__ = (lambda: 2).__code__"),
 ]
 

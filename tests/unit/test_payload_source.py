@@ -45,6 +45,24 @@ def carry(script: str, name: str = "f") -> Callable[..., Any]:
         pytest.param("if True:\n    def f(x):\n        return [y for y in x]\n", [[1]], [1], id="indented"),
         pytest.param("def f(x):\n    def g(y): return x + y\n    return g(1)\n", [1], 2, id="inner closure"),
         pytest.param("def f():\n    class C:\n        x = 'é'\n    return C.x\n", [], "é", id="inner class"),
+        pytest.param(
+            "def f(é: list[str] = None, *, y: 'int' = 1) -> dict[\n    str, int]:\n"
+            "    class C:\n        x: int\n    return C.__annotations__\n", [], {"x": int}, id="inner annotation",
+        ),
+        pytest.param(
+            "from decimal import Decimal as D\ndef g(a: D, b: list[int] | None, *c: D, d: 'D' = 1) -> D: ...\n"
+            "def f(): return g.__annotations__\n", [],
+            {"a": "D", "b": list[int] | None, "c": "D", "d": "D", "return": "D"}, id="annotations as text",
+        ),
+        pytest.param(
+            "from __future__ import annotations\ndef g(x: D): ...\n"
+            "def f():\n    def h(y: int): return g.__annotations__\n"
+            "    return h.__annotations__, h(1)\n", [], ({"y": "int"}, {"x": "D"}), id="postponed annotations",
+        ),
+        pytest.param(
+            "K = 3\ndef f(x): return eval('K + x'), globals()['K'], eval('y', {'y': x})\n",
+            [1], (4, 3, 1), id="names in a text",
+        ),
         pytest.param("N = 0\ndef f():\n    global N\n    N += 1\n    return N\n", [], 1, id="counter"),
     ],
 )  # fmt: skip
@@ -64,18 +82,29 @@ def test_function_source_includes_its_globals(script: str, args: list[object], r
         ("K = object()\ndef f(): return K\n", "'K', a object"),
         ("NAN = float('nan')\ndef f(): return NAN\n", "'NAN'"),
         ("K = {1}\ndef f(): return K\n", "'K', a set"),
+        ("K = 1\nfor _ in range(99): K = [K]\ndef f(): return K\n", "'K', a list"),
         ("R = [0]\nK = [R, R]\ndef f(): return K\n", "'K' has a list or dict that occurs twice"),
         ("K = L = {}\ndef f(): return K, L\n", "'L' has a list or dict that occurs twice"),
         ("def f(x=print): return x\n", "default"),
         ("def f(x=1): return x\nf.__defaults__ = (2,)\n", "default"),
         ("def f():\n    from . import sibling\n    return sibling\n", "relative import"),
         ("def f(): return undefined\n", "not defined"),
+        ("def f():\n    import __main__\n    return __main__.K\n", "uses the main module"),
+        ("import sys\ndef f(): return sys.modules['__main__'].K\n", "uses the main module"),
         ("class C:\n    def g(self): return 1\nf = C().g\n", "a method"),
     ],
 )
 def test_function_not_expressible_as_text_is_refused(script: str, reason: str) -> None:
     with pytest.raises(NotSelfContained, match=reason):
         carry(script)
+
+
+def test_functions_with_and_without_postponed_annotations_are_no_text() -> None:
+    postponed = function_from_source("g", "from __future__ import annotations\ndef g(x: int): ...\n")
+    function = function_from_source("f", "def f(x: int): return g\n")
+    function.__globals__["g"] = postponed
+    with pytest.raises(NotSelfContained, match="with and without postponed"):
+        self_contained_source(function, inspect.getsource)
 
 
 def test_local_modules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

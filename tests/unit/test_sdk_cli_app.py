@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from farcall.cli._app import COMMANDS, app
 from farcall.cli._arguments import parse_argument, parse_kwargs, remember
 from farcall.cli._output import show_json
-from farcall_common.console import write_every_character
+from farcall_common.console import prepare_streams
 from farcall_common.errors import InvalidRequest
 from tests.unit.start_cost import calls_of
 
@@ -45,6 +45,7 @@ def test_every_command_has_json(name: str) -> None:
         (("--nonsense",), "No such option"),
         (("tasks", "show"), "Missing argument"),
         (("tasks", "ls", "--state", "asleep"), "'asleep'"),
+        (("run", "script.py:f", "--timeout", "nan"), "Expected a number"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_hint(arguments: tuple[str, ...], message: str) -> None:
@@ -151,7 +152,7 @@ def test_shells_get_their_completion(shell: str, monkeypatch: pytest.MonkeyPatch
 def test_characters_that_the_terminal_does_not_have_are_escaped(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, write_through=True))
-    write_every_character()
+    prepare_streams()
     value = "\u017d \xe9 \U0001f600"
     show_json(value)
     print(value)

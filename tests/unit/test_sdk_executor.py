@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import functools
 import gc
+import math
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
@@ -818,3 +819,18 @@ def test_the_output_of_a_task_is_on_its_future(cloud: FakeCloud, executor: Execu
     failed = executor.submit(divide, 1, 0)
     assert failed.exception(WAIT_S)
     assert failed.stdout is None
+
+
+def test_times_that_are_no_times_are_refused(cloud: FakeCloud) -> None:
+    for wrong in (math.nan, -1.0):
+        with pytest.raises(ValueError, match="timeout_s"):
+            Client("https://farcall.test", cloud.token, transport=cloud.transport, timeout_s=wrong)
+        with cloud.client() as client:
+            for given in ({"retry_timeout_s": wrong}, {"api_burst_window_s": wrong}):
+                with pytest.raises(ValueError, match=next(iter(given))):
+                    Executor(cloud.endpoint_id, client=client, **cast("Any", given))
+
+
+def test_numbers_that_json_does_not_have_are_refused(cloud: FakeCloud) -> None:
+    with cloud.client() as client, pytest.raises(InvalidRequest, match="NaN"):
+        client.register_function(abs, metadata={"weights": [1.0, math.inf]})

@@ -92,7 +92,9 @@ def test_transient_failures_are_retried(failure: httpx.Response | Exception) -> 
 
 
 def test_retry_after_is_used() -> None:
-    handle, seen = answers(httpx.Response(429, headers={"retry-after": "3600"}))
+    handle, seen = answers(
+        httpx.Response(429, headers={"retry-after": "3600"}, json=record("LIMIT_EXCEEDED", retryable=True))
+    )
     with pytest.raises(LimitExceeded) as caught:
         http(handle, retry_timeout_s=60).call("GET", "/x")  # an hour is longer than the retry time-out: not tried
     assert caught.value.record.retry_after_s == 3600

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -27,11 +28,13 @@ from farcall._task_output import OutputCursor
 from farcall.testing import FakeCloud
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
+    ConfigurationError,
     FarcallError,
     Forbidden,
     FunctionUnknown,
     InvalidRequest,
     ProtocolError,
+    RequestTooLarge,
     Unauthenticated,
     Unavailable,
 )
@@ -40,11 +43,16 @@ from tests.waiting import WAIT_S
 
 Change = Callable[[bytes], httpx.Response]
 
+YEARS = {"retry-after": "99999999"}
 HTML = "<html>Please log in to the network</html>"
 CHANGES: dict[str, Change] = {
     **{
         str(status): functools.partial(lambda status, _: httpx.Response(status, text=HTML), status)
-        for status in (302, 401, 403, 404, 429, 500, 502, 503, 504)
+        for status in (302, 401, 403, 404, 407, 413, 429, 451, 500, 502, 503, 504)
+    },
+    **{
+        f"{status}-later": functools.partial(lambda status, _: httpx.Response(status, headers=YEARS), status)
+        for status in (403, 429, 503)
     },
     "gateway-401": lambda _: httpx.Response(401, json={"message": "Unauthorized"}),
     "html": lambda _: httpx.Response(200, text=HTML),
@@ -89,7 +97,10 @@ def note(starts: str, key: int) -> int:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CHANGES)
-def test_no_future_fails_and_no_task_starts_twice(cloud: FakeCloud, tmp_path: Path, name: str, route: str) -> None:
+def test_no_future_fails_and_no_task_starts_twice(
+    cloud: FakeCloud, tmp_path: Path, name: str, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farcall._http._LONGEST_WAIT_S", 0.0)
     proxy, starts = Proxy(cloud, CHANGES[name], route=route), str(tmp_path / "starts")
     with (
         Client("https://farcall.test", cloud.token, transport=proxy) as client,
@@ -101,6 +112,35 @@ def test_no_future_fails_and_no_task_starts_twice(cloud: FakeCloud, tmp_path: Pa
         assert [future.result(WAIT_S) for future in futures] == [0, 1, 2]
     assert proxy.changed
     assert collections.Counter(Path(starts).read_text().split()) == {"0": 1, "1": 1, "2": 1}
+
+
+class Repeater(httpx.BaseTransport):
+    """Forwards requests to a cloud, and answers each fourth request of a path as the one before it."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        self.repeated: collections.Counter[str] = collections.Counter()
+        self._cloud = cloud
+        self._answers: dict[str, list[httpx.Response]] = collections.defaultdict(list)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = self._cloud.transport.handle_request(request)
+        answers = self._answers[path := request.url.path]
+        answers.append(response)
+        if len(answers) % 4:
+            return response
+        self.repeated[path] += 1
+        return httpx.Response(answers[-2].status_code, headers=answers[-2].headers, content=answers[-2].content)
+
+
+def test_an_answer_to_an_earlier_request_is_repeated_until_it_is_to_this_one(cloud: FakeCloud) -> None:
+    """Such an answer names another function or refuses another request."""
+    repeater = Repeater(cloud)
+    with Client("https://farcall.test", cloud.token, transport=repeater) as client:
+        connection_of(client).api.http._backoff = functools.partial(Backoff, first_s=0.0, most_s=0.0)
+        functions: list[Callable[..., Any]] = [abs, len, min, max, sum, pow, divmod]
+        found = [client.get_function(client.register_function(each))["function_name"] for each in functions]
+        assert found == [each.__name__ for each in functions]
+    assert repeater.repeated["/v3/functions"] >= 2
 
 
 class Time:
@@ -138,7 +178,14 @@ def strange(status: int, text: str = HTML) -> Callable[[int], httpx.Response]:
 
 @pytest.mark.parametrize(
     ("status", "error", "tolerated_s"),
-    [(401, Unauthenticated, 30), (403, Forbidden, 30), (404, ProtocolError, 300), (200, ProtocolError, 300)],
+    [
+        (401, Unauthenticated, 30),
+        (403, Forbidden, 30),
+        (407, ConfigurationError, 30),
+        (413, RequestTooLarge, 30),
+        (404, ProtocolError, 300),
+        (200, ProtocolError, 300),
+    ],
 )
 @pytest.mark.parametrize("known", [True, False])
 def test_answers_of_others_are_tolerated_if_the_address_is_known_to_be_right(
@@ -153,6 +200,21 @@ def test_answers_of_others_are_tolerated_if_the_address_is_known_to_be_right(
         http.call("GET", "/x")
     assert caught.value.is_foreign
     assert time.now_s - began == (tolerated_s + 10.0 if known else 10.0)
+
+
+def test_a_time_that_others_name_counts_up_to_the_longest_back_off() -> None:
+    class Waits(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            time.now_s += timeout or 0.0
+            return False
+
+    waited: list[float] = []
+    time = Time(step_s=1.0)
+    http = time.http(lambda _: httpx.Response(503, headers=YEARS), retry_timeout_s=25.0)
+    with pytest.raises(Unavailable):
+        http.call("GET", "/x", stop=Waits())
+    assert waited == [10.0, 10.0, 2.0]
 
 
 def test_a_refusal_counts_from_where_it_began() -> None:
@@ -197,6 +259,28 @@ def test_a_firewall_that_refuses_a_payload_fails_its_call_only(
     assert refused
 
 
+def test_a_request_that_is_too_large_for_a_proxy_is_split_at_once(cloud: FakeCloud) -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/submit"):
+            assert is_queued.wait(WAIT_S)
+            sent.append(request.content)
+            if len(request.content) > 1000:
+                return httpx.Response(413, text=HTML)
+        return cloud.transport.handle_request(request)
+
+    is_queued, sent = threading.Event(), list[bytes]()
+    with (
+        Client("https://farcall.test", cloud.token, transport=httpx.MockTransport(handle)) as client,
+        Executor(cloud.endpoint_id, client=client) as executor,
+    ):
+        function_id = client.register_function(abs)
+        futures = [executor.submit_to_registered_function(function_id, (-key,)) for key in range(20)]
+        is_queued.set()
+        assert [future.result(WAIT_S) for future in futures] == list(range(20))
+    assert any(len(each) > 1000 for each in sent)
+    assert len(sent) == len(set(sent))
+
+
 def test_a_post_is_repeated_before_the_address_is_known_as_it_may_have_been_accepted() -> None:
     time = Time(step_s=10.0)
     http = time.http(lambda number: httpx.Response(200, text=HTML if number < 3 else "{}"))
@@ -204,7 +288,7 @@ def test_a_post_is_repeated_before_the_address_is_known_as_it_may_have_been_acce
 
 
 @pytest.mark.parametrize("method", ["upload", "download"])
-@pytest.mark.parametrize("status", [200, 403, 404, 503])
+@pytest.mark.parametrize("status", [200, 403, 404, 407, 413, 503])
 def test_transfers_outlast_answers_of_a_proxy(method: str, status: int) -> None:
     def answer(number: int) -> httpx.Response:
         request = time.requests[-1]
@@ -220,7 +304,7 @@ def test_transfers_outlast_answers_of_a_proxy(method: str, status: int) -> None:
     assert ref.size_bytes == 4
     if method == "download":
         time.requests.clear()
-        if status in (403, 404):  # another address is requested, which only the reader of a task can do
+        if status in (403, 404, 407, 413):  # another address is requested, which only the reader of a task can do
             found = with_new_address(lambda: blobs.download(ref, "http://blobs.test/k"), stop=None)
         else:
             found = blobs.download(ref, "http://blobs.test/k")
@@ -235,13 +319,18 @@ def test_a_transfer_is_repeated_for_the_time_of_its_caller() -> None:
     assert time.now_s > 3600.0
 
 
-def test_large_arguments_and_results_are_repeated_as_long_as_the_executor_says(cloud: FakeCloud) -> None:
+@pytest.mark.parametrize("status", [None, 403, 404, 407, 413, 503])
+def test_large_arguments_and_results_are_repeated_as_long_as_the_executor_says(
+    cloud: FakeCloud, status: int | None
+) -> None:
     """The client itself does not repeat anything."""
     left = collections.Counter({"PUT": 3, "GET": 3})
 
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.host == "blobs.farcall.test" and left[request.method] > 0:
             left[request.method] -= 1
+            if status is not None:
+                return httpx.Response(status, text=HTML)
             raise httpx.ConnectError("refused")
         return cloud.transport.handle_request(request)
 

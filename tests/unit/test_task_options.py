@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_type_hints
 
 import msgspec
@@ -55,10 +56,11 @@ def test_unknown_option_or_non_json_is_a_type_error() -> None:
     wrong: Any = {"wall_time": 5}
     with pytest.raises(TypeError, match="wall_time"):
         TaskOptions.of(**wrong)
-    for value in (["a list"], {"not": {object()}}):
-        wrong = {"resource_specification": value}
-        with pytest.raises(TypeError, match="resource_specification"):
-            TaskOptions.of(**wrong)
+    for value in (["a list"], {"not": {object()}}, {"walltime_s": math.nan}, {"a": [{"b": (-math.inf,)}]}):
+        for name in ("resource_specification", "user_endpoint_config"):
+            wrong = {name: value}
+            with pytest.raises(TypeError, match=name):
+                TaskOptions.of(**wrong)
 
 
 def test_changed_options_keep_the_others() -> None:

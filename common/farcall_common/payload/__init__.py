@@ -3,7 +3,7 @@
 ::
 
     buffer  = id (2 characters) + newline + text        one value or one function
-    packed  = length + newline + buffer, repeated       a function: 1 buffer, a call: 2 (args, kwargs)
+    packed  = length + newline + buffer, repeated       a function: 1 buffer, a call: 2 (args, kwargs), or 1 with both
     result  = buffer
 
 All of it is UTF-8 text, because it travels in JSON; only buffers in the blob store may be bytes, for readers that know

@@ -14,39 +14,53 @@ This module takes tens of milliseconds to import, and is imported when the first
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib
 import inspect
 import io
+import itertools
 import linecache
 import operator
 import pickle
+import secrets
 import sys
+import types
 import typing
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from cloudpickle import cloudpickle  # type: ignore[import-untyped]
 
+from farcall_common.payload import arrived_classes
 from farcall_common.payload.pickling import (
+    EMPTY,
     MAIN,
     THIS_PYTHON,
+    USES_MAIN,
     attribute,
+    cell_contents,
+    codes_in,
+    global_names,
     is_registered_by_user,
+    own_attributes,
     travels_by_value,
+    uses_main_module,
 )
+from farcall_common.payload.snapshot import Snapshot
 
 _MAX_SOURCE_CHARACTERS = 64 * 1024
 _CLASSES_NAMED = 3
 _MODULE_MACHINERY = frozenset({"__builtins__", "__cached__", "__loader__", "__spec__"})
-#: Our key in cloudpickle's field for extensions, which its own reader ignores.
+#: Our keys in cloudpickle's field for extensions, which its own reader ignores.
 _NAME = "farcall_name"
+_MEMBERS = "farcall_members"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,28 +93,37 @@ def load_by_value(
     :param own_classes: as :class:`ReaderModules` has it.
     :raises Exception: what unpickling raises.
     """
-    value: object = _ByValueUnpickler(
-        io.BytesIO(pickled), ReaderModules(modules, own_classes=own_classes), buffers
-    ).load()
+    reader = ReaderModules(modules, own_classes=own_classes)
+    with arrived_classes.keeping() if own_classes else contextlib.nullcontext():
+        value: object = _ByValueUnpickler(io.BytesIO(pickled), reader, buffers).load()
     return value
 
 
 class CodeReducer:
     """Reduces what the other side cannot import, for one pickle, and remembers what a reader must know of it.
 
-    :param named: whether classes are written with the name under which a reader may have its own.
+    :param named: whether classes are written with the name under which a reader may have its own, for readers of other
+        releases too. Else the reader has this module.
     """
 
     def __init__(self, is_local: Callable[[str], bool], *, named: bool) -> None:
         self._is_local = is_local
         self._named = named
+        self._versions = _Versions()
         self.globals_ref: dict[int, dict[str, Any]] = {}  # for cloudpickle's methods: one namespace for each module
         self.codes: list[CodeType] = []
         self.modules: set[str] = set()
         self.classes: dict[str, None] = {}
+        self._cells: dict[int, CellType] = {}
 
     _function_getnewargs = cloudpickle.Pickler._function_getnewargs
     _reduced_function = cloudpickle.Pickler._dynamic_function_reduce
+
+    @property
+    def _set_state(self) -> Callable[..., Any]:
+        """What gives classes and modules their attributes, where they are read."""
+        set_state: Callable[..., Any] = cloudpickle._class_setstate if self._named else set_class_state
+        return set_state
 
     def described(self, pickled: bytes) -> ByValue:
         """The finished pickle, with what a reader must know of it."""
@@ -116,22 +139,38 @@ class CodeReducer:
         if function.__code__ is _SINGLE_DISPATCH:
             registered = [(kind, each) for kind, each in vars(function)["registry"].items() if kind is not object]
             first = vars(function)["__wrapped__"]
-            return functools.singledispatch, (first,), registered, None, None, register_all
+            own = own_attributes(function)
+            register = functools.partial(_register_all_of, own) if own else register_all
+            return functools.singledispatch, (first,), registered, None, None, register
         if self._is_sent(name := function.__globals__.get("__name__")):
             self.modules.add(name)
-        return self._reduced_function(function)
+        if uses_main_module(function.__code__):
+            raise pickle.PicklingError(f"{function.__qualname__} {USES_MAIN}")
+        reduced = self._reduced_function(function)
+        used = reduced[2][1]["__globals__"]  # without names in bodies of classes, and in texts
+        names = sorted(global_names(function.__code__).difference(used))
+        used |= {name: function.__globals__[name] for name in names if name in function.__globals__}
+        if not (cells := function.__closure__):
+            return reduced
+        # cloudpickle gives each function cells of its own; functions that share a variable keep sharing it. A cell is
+        # written empty, and its contents after the function: they may refer to it.
+        make, (*args, _), (attributes, parts), *rest = reduced
+        self._cells.update((id(cell), cell) for cell in cells)
+        return make, (*args, cells), (attributes, {**parts, "__closure__": tuple(map(_Contents, cells))}), *rest
 
     def module(self, module: ModuleType) -> Any:
         self.modules.add(module.__name__)
         # The contents go in as state, after the module is known to the pickler: modules may import each other.
         contents = {name: item for name, item in vars(module).items() if name not in _MODULE_MACHINERY}
-        return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, _set_class_state
+        return cloudpickle.dynamic_subimport, (module.__name__, {}), (contents, {}), None, None, self._set_state
 
-    def class_(self, cls: type) -> Any:
+    def class_(self, cls: Any) -> Any:
         generic = vars(cls).get("__pydantic_generic_metadata__")
         if isinstance(generic, dict) and generic.get("origin") is not None:
             return operator.getitem, (generic["origin"], tuple(generic["args"]))
-        make, args, state, *rest = cloudpickle._dynamic_class_reduce(cls)
+        self._check_keywords(cls)
+        version = self._versions.of(cls)
+        make, args, state, *_ = cloudpickle._dynamic_class_reduce(cls)
         self.modules.add(str(cls.__module__))
         self.classes[str(cls.__qualname__)] = None
         if make is cloudpickle._make_skeleton_class:
@@ -145,27 +184,61 @@ class CodeReducer:
                 own.pop("__slots__", None)
                 state = (own, state[1])
             args = (kind, name, bases, settings, *others)
+        more: dict[str, Any] = {arrived_classes.VERSION: version} if version else {}
+        extra: dict[str, Any] = {}
+        if make is cloudpickle._make_skeleton_enum:
+            extra[_MEMBERS] = _described_members(cls)
+            more |= {arrived_classes.MEMBERS: own} if (own := _attributes_of_members(cls)) else {}
+            state = ({name: each for name, each in state[0].items() if name not in cls.__members__}, {})
         if self._named and (name := importable_name(cls)) is not None:
-            args = (*args[:-1], {_NAME: name})
-        return make, args, state, *rest
+            extra[_NAME] = name
+        args = (*args[:-1], extra or None)
+        state = (state[0], more)
+        return make if self._named else _READERS[make], args, state, None, None, self._set_state
+
+    def _check_keywords(self, cls: type) -> None:
+        """Refuse a class that the other side cannot make: what it imports wants keywords of the class statement, which
+        no class remembers."""
+        metaclass: type = type(cls)
+        for name, classes in (("__init_subclass__", cls.__mro__[1:]), ("__new__", metaclass.__mro__)):
+            found = next((item for each in classes if (item := vars(each).get(name)) is not None), None)
+            function = getattr(found, "__func__", found)
+            if (
+                isinstance(function, FunctionType)
+                and function.__code__.co_kwonlyargcount
+                and not self._is_local(function.__module__)
+            ):
+                keywords = inspect.getfullargspec(function)
+                missing = [each for each in keywords.kwonlyargs if each not in (keywords.kwonlydefaults or ())]
+                if missing:
+                    raise pickle.PicklingError(
+                        f"the class {cls.__qualname__} was made with the keyword {missing[0]!r}, whose value is not "
+                        "known any more: define the class in a module that farcall.include sends"
+                    )
 
     def library_type(self, name: str) -> Any:
         """A type that has a name in the module ``types`` only."""
         return cloudpickle._builtin_type, (name,)
 
     def named_type(self, kind: Any) -> Any:
-        return _reduced_type(kind)
+        reduced = _reduced_type(kind)
+        if hasattr(kind, "__value__"):  # an alias, whose module cannot be set
+            return reduced
+        return *reduced, (None, {"__module__": kind.__module__})
 
     def cached(self, function: Any) -> Any:
         """An empty cache of the same kind, around the function: ``lru_cache(maxsize, typed)(function)``."""
         maxsize, typed = function.cache_parameters().values()
         make = functools.partial(functools.lru_cache, maxsize)
-        return functools.reduce, (operator.call, (make, typed, function.__wrapped__))
+        return functools.reduce, (operator.call, (make, typed, function.__wrapped__)), own_attributes(function) or None
 
     def other(self, obj: Any) -> Any:
         """Reduce code objects, cells, properties and the like, with cloudpickle."""
         if isinstance(obj, CodeType):
             self.codes.append(obj)
+        if isinstance(obj, CellType):
+            contents = EMPTY if id(obj) in self._cells else cell_contents(obj)
+            return cloudpickle._make_empty_cell, (), None if contents is EMPTY else (None, {"cell_contents": contents})
         return cloudpickle.Pickler._dispatch_table[type(obj)](obj)
 
     def _is_sent(self, module_name: object) -> TypeGuard[str]:
@@ -182,12 +255,30 @@ def register_all(function: Any, registered: Iterable[tuple[type, Callable[..., A
         function.register(kind, each)
 
 
+def _register_all_of(
+    attributes: Mapping[str, Any], function: Any, registered: Iterable[tuple[type, Callable[..., Any]]]
+) -> None:
+    register_all(function, registered)
+    vars(function).update(attributes)
+
+
 def _slots(cls: type) -> Any:
     """The slots of a class as it was written with: its instances have no dict elsewhere either."""
     slots = vars(cls)["__slots__"]
     if isinstance(slots, str | tuple | list | dict):
         return slots
     return tuple(name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType))
+
+
+class _Contents:
+    """A cell with the contents of another one."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        contents = cell_contents(self._cell)
+        return cloudpickle._make_cell, () if contents is EMPTY else (contents,)
 
 
 class _Made:
@@ -239,8 +330,187 @@ def _reduced_type(obj: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return functools.partial(alias, obj.__name__, obj.__value__, type_params=obj.__type_params__), ()
 
 
-_set_class_state = cloudpickle._class_setstate
+class _Versions:
+    """Versions of the states of classes, for one pickle: random text, empty for the first state that was sent.
+
+    A class has the version that it arrived with, or what it uses is compared with what it used.
+    """
+
+    def __init__(self) -> None:
+        self._current: list[arrived_classes.Sent] = []
+
+    def of(self, cls: type) -> str:
+        if arrived_classes.has_arrived(cls):
+            return arrived_classes.version_of(cls)
+        sent = arrived_classes.sent
+        known = sent.get(cls)
+        if known is None or not self._is_current(cls, known):
+            if known is not None:
+                _numbers[cls] = secrets.token_hex(8)
+            while len(sent) >= _MAX_SENT:
+                sent.pop(next(iter(sent)), None)
+            sent[cls] = found = arrived_classes.Sent(next(_order), Snapshot(cls))
+            self._current.append(found)
+        return _numbers.get(cls, "")
+
+    def _is_current(self, cls: type, known: arrived_classes.Sent) -> bool:
+        # What a class uses has not changed since a snapshot of the class if the class has not.
+        if any(each.order < known.order and each.snapshot.covers(cls) for each in self._current):
+            return True
+        if known.snapshot.is_comparable and not known.snapshot.is_current():
+            return False
+        self._current.append(known)
+        return True
+
+
 _set_function_state = cloudpickle._function_setstate
+
+
+def make_class(
+    kind: Any, name: str, bases: Any, settings: dict[str, Any], tracker_id: str | None, extra: object
+) -> type:
+    """The class that has this number in this process, or a new one."""
+    if (known := _known_class(tracker_id)) is not None:
+        return known
+    with _without_hooks(bases):
+        made: type = cloudpickle._make_skeleton_class(_without_own_code(kind), name, bases, settings, tracker_id, extra)
+    arrived_classes.add(made)
+    return made
+
+
+def make_enum(
+    bases: Any, name: str, qualified: str, members: Any, module: str, tracker_id: str | None, extra: object
+) -> type:
+    """The enum that has this number in this process, or a new one."""
+    if (known := _known_class(tracker_id)) is not None:
+        return known
+    described = extra.get(_MEMBERS) if isinstance(extra, dict) else None
+    with _without_hooks(bases):
+        if described is None:  # by an earlier release
+            made: type = cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, tracker_id, extra)
+        else:
+            made = _made_enum(bases, name, *described)
+            made.__module__, made.__qualname__ = module, qualified
+            made = cloudpickle._lookup_class_or_track(tracker_id, made)
+    arrived_classes.add(made)
+    return made
+
+
+@contextlib.contextmanager
+def _without_hooks(bases: Any) -> Iterator[None]:
+    """Make a class without telling base classes that arrived by value: the program did that, and what they noted of it
+    is in their state."""
+    owners = {owner for base in types.resolve_bases(bases) for owner in base.__mro__ if _has_hook(owner)}
+    hooks = {owner: vars(owner)["__init_subclass__"] for owner in owners}
+    for owner in hooks:
+        type.__delattr__(owner, "__init_subclass__")
+    try:
+        yield
+    finally:
+        for owner, hook in hooks.items():
+            type.__setattr__(owner, "__init_subclass__", hook)
+
+
+def _has_hook(cls: type) -> bool:
+    return "__init_subclass__" in vars(cls) and arrived_classes.has_arrived(cls)
+
+
+def _without_own_code(metaclass: Any) -> Any:
+    """What makes a class of a metaclass. The code of a metaclass that arrived by value has run in the program."""
+    if not arrived_classes.has_arrived(metaclass):
+        return metaclass
+    known = _first_of_here(metaclass)
+
+    def make(name: str, bases: tuple[Any, ...], names: dict[str, Any]) -> type:
+        made: type = known.__new__(metaclass, name, bases, names)
+        known.__init__(made, name, bases, names)
+        return made
+
+    return make
+
+
+def _first_of_here(metaclass: Any) -> Any:
+    return next(each for each in metaclass.__mro__ if not arrived_classes.has_arrived(each))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    """A member of an enum: arguments of the type that it is an instance of, and its value, which may be a function."""
+
+    args: tuple[Any, ...]
+    value: object
+
+
+def _described_members(cls: Any) -> tuple[dict[str, _Member], object]:
+    """All members of an enum with their aliases, and what the enum does with other flags."""
+    base = _base_of_members(cls)
+    members = {}
+    for name, member in cls.__members__.items():
+        if base is object:
+            args: tuple[Any, ...] = ()
+        elif hasattr(base, "__getnewargs__"):
+            args = base.__getnewargs__(member)
+        else:
+            args = base.__reduce__(member)[1]
+        members[name] = _Member(args, member._value_)
+    return members, getattr(cls, "_boundary_", None)
+
+
+def _base_of_members(cls: type) -> Any:
+    """The type in C that makes the members of an enum."""
+    return next(each for each in cls.__mro__ if isinstance(vars(each).get("__new__"), types.BuiltinFunctionType))
+
+
+#: Attributes of members that enums set themselves.
+_OF_ENUMS: Final = frozenset({"__objclass__", "_inverted_", "_name_", "_sort_order_", "_value_"})
+
+
+def _attributes_of_members(cls: Any) -> dict[str, dict[str, Any]]:
+    own = {
+        name: {key: value for key, value in vars(member).items() if key not in _OF_ENUMS}
+        for name, member in cls.__members__.items()
+    }
+    return {name: attributes for name, attributes in own.items() if attributes}
+
+
+def _made_enum(bases: tuple[Any, ...], name: str, members: Mapping[str, _Member], boundary: object) -> Any:
+    """An enum with these members, without a call of its methods: their attributes follow."""
+    metaclass = _first_of_here(type(bases[-1]))
+    names = metaclass.__prepare__(name, bases)
+    for each, value in {"__new__": _new_member, "__init__": _nothing, **members}.items():
+        names[each] = value
+    options = {} if boundary is None else {"boundary": boundary}
+    made = metaclass.__new__(type(bases[-1]), name, bases, names, **options)
+    type.__delattr__(made, "__init__")
+    return made
+
+
+def _new_member(cls: Any, member: Any) -> Any:
+    if isinstance(member, tuple):  # an enum of tuples puts its values into tuples
+        (member,) = member
+    made = _base_of_members(cls).__new__(cls, *member.args)
+    made._value_ = member.value
+    return made
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _known_class(tracker_id: str | None) -> type | None:
+    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
+    return known if isinstance(known, type) else None
+
+
+def set_class_state(created: Any, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give a class or module its attributes; the program's own classes stay as they are."""
+    if isinstance(created, type):
+        arrived_classes.set_state(arrived_classes.State(created, *state))
+    else:
+        vars(created).update(state[0])
+
+
+_READERS: Final = {cloudpickle._make_skeleton_class: make_class, cloudpickle._make_skeleton_enum: make_enum}
 
 
 class _ByValueUnpickler(pickle.Unpickler):
@@ -267,16 +537,14 @@ class _ByValueUnpickler(pickle.Unpickler):
         return super().find_class(module_name, global_name)
 
     def _make_class(self, kind: type, name: str, bases: Any, settings: dict[str, Any], *rest: Any) -> object:
-        def make() -> Any:
-            return cloudpickle._make_skeleton_class(kind, name, bases, settings, *rest)
-
-        return self._own_class(settings.get("__module__"), rest[-1]) or self._remembered(make(), rest[-1])
+        if (own := self._own_class(settings.get("__module__"), rest[-1])) is not None:
+            return own
+        return self._remembered(make_class(kind, name, bases, settings, *rest), rest[-1])
 
     def _make_enum(self, bases: Any, name: str, qualified: str, members: Any, module: str, *rest: Any) -> object:
-        def make() -> Any:
-            return cloudpickle._make_skeleton_enum(bases, name, qualified, members, module, *rest)
-
-        return self._own_class(module, rest[-1]) or self._remembered(make(), rest[-1])
+        if (own := self._own_class(module, rest[-1])) is not None:
+            return own
+        return self._remembered(make_enum(bases, name, qualified, members, module, *rest), rest[-1])
 
     def _own_class(self, module_name: object, extra: object) -> object:
         name = extra.get(_NAME) if isinstance(extra, dict) else None
@@ -309,9 +577,9 @@ class _ByValueUnpickler(pickle.Unpickler):
             state[1]["__globals__"] = {}
         _set_function_state(function, state)
 
-    def _set_class_state(self, created: object, state: object) -> None:
+    def _set_class_state(self, created: object, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
         if id(created) not in self._own:
-            _set_class_state(created, state)
+            set_class_state(created, state)
 
     def _kept(self, own: Any) -> Any:
         """Protect the reader's own object from the state of the copy."""
@@ -355,6 +623,10 @@ class _Source(NamedTuple):
 _sources: weakref.WeakKeyDictionary[ModuleType, tuple[tuple[int, int], _Source | None]] = weakref.WeakKeyDictionary()
 #: Names of classes that were received by value, for readers that can import them.
 _names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+_MAX_SENT: Final = 1024
+_order: Final = itertools.count()
+#: Versions of the states of classes that changed since they were first sent.
+_numbers: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
 def describe_modules(names: Iterable[str]) -> dict[str, list[str]]:
@@ -495,18 +767,11 @@ def _source_in_memory(module: ModuleType) -> _Source | None:
 def _examined(module: ModuleType, text: bytes) -> _Source | None:
     """The source of a module at its first check, unless its functions are from another text."""
     tree = ast.parse(text)
-    written = set(_codes(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
+    written = set(codes_in(compile(tree, str(module.__file__), "exec", dont_inherit=True)))
     in_memory = {f.__code__ for f in _functions(module) if f.__code__.co_filename == module.__file__}
     if not _decorated_lines(tree).issuperset(code.co_firstlineno for code in in_memory - written):
         return None
     return _Source(_digest(text), frozenset(_imports(tree, module)))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
 
 
 def _decorated_lines(tree: ast.Module) -> set[int]:

@@ -16,15 +16,18 @@ import collections
 import copyreg
 import dataclasses
 import functools
+import gc
 import importlib
 import io
 import operator
+import os
 import pickle
 import sys
 import threading
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -34,6 +37,7 @@ from farcall_common.payload.pickling import (
     attribute,
     is_importable,
     is_registered_by_user,
+    place_of,
     plain_function,
     travels_by_value,
 )
@@ -85,12 +89,37 @@ class ReferencePickler(Pickler):
         raise pickle.PicklingError(f"{what} cannot be imported on another machine")
 
 
+_path_of_workers: frozenset[Path] | None = None
+
+
+def set_path_of_workers(path: Iterable[str]) -> None:
+    """Say where workers of this process find modules: modules of other folders travel to them by value."""
+    global _path_of_workers
+    _path_of_workers = frozenset(Path(entry).resolve() for entry in path)
+
+
+@functools.cache
+def _is_found_in(path: frozenset[Path], module_name: str) -> bool:
+    name = module_name.partition(".")[0]
+    place = place_of(sys.modules.get(name))
+    if place is None or not travels_by_value(name):
+        return True
+    folder = Path(place).parent
+    return (folder.parent if Path(place).name == "__init__.py" else folder).resolve() in path
+
+
 def _is_of_this_process(module_name: str) -> bool:
-    return module_name in MAIN or module_name not in sys.modules or is_registered_by_user(module_name)
+    return (
+        module_name in MAIN
+        or module_name not in sys.modules
+        or is_registered_by_user(module_name)
+        or (_path_of_workers is not None and not _is_found_in(_path_of_workers, module_name))
+    )
 
 
 class NativePickler(Pickler):
-    """For processes of the same files: only the program itself travels by value, its modules by reference."""
+    """For processes of the same files: only the program itself travels by value, and modules that workers do not find.
+    Other modules travel by reference."""
 
     is_local = staticmethod(_is_of_this_process)
     reader_has_classes = False
@@ -159,14 +188,19 @@ def _method(_: Pickler, method: MethodType) -> Any:
     """By its name, if the object has this method under it; else from its function."""
     owner, function = cast(Any, method.__self__), cast(Any, method.__func__)
     name = getattr(function, "__name__", None)
-    is_class = isinstance(owner, type)
-    if isinstance(name, str) and (is_class or name not in getattr(owner, "__dict__", ())):
-        for cls in (owner if is_class else type(owner)).__mro__:
-            if (found := vars(cls).get(name)) is not None:
-                if getattr(found, "__func__", found) is function:
-                    return getattr, (owner, name)
-                break
+    found = _found_by_class(owner, name)
+    if found is not None and getattr(found, "__func__", found) is function:
+        return getattr, (owner, name)
     return MethodType, (function, owner)
+
+
+def _found_by_class(owner: Any, name: object) -> Any:
+    """What the class of an object, or a class itself, has under a name; None if the object has it in itself."""
+    is_class = isinstance(owner, type)
+    if not isinstance(name, str) or (not is_class and name in getattr(owner, "__dict__", ())):
+        return None
+    classes = owner.__mro__ if is_class else type(owner).__mro__
+    return next((found for cls in classes if (found := vars(cls).get(name)) is not None), None)
 
 
 def _module(pickler: Pickler, module: ModuleType) -> Any:
@@ -244,7 +278,27 @@ def _stream(_: Pickler, file: object) -> Any:
 def _memory(_: Pickler, view: memoryview) -> Any:
     if view.format != "B" or view.ndim != 1:
         return NotImplemented
+    whole = type(view.obj) is (bytes if view.readonly else bytearray) and len(view) == len(view.obj)
+    if whole and view.strides == (1,):
+        return memoryview, (view.obj,)
     return memoryview, ((bytes if view.readonly else bytearray)(view),)
+
+
+def _marker_of_dataclasses(name: str, _: Pickler, __: object) -> Any:
+    """By name: they are compared by identity."""
+    return _attribute_of("dataclasses", name)
+
+
+def _parser(_: Pickler, part: Any) -> Any:
+    """A parser or an argument of ``argparse``, which compares its attributes with one certain text by identity."""
+    suppress = sys.modules["argparse"].SUPPRESS
+    make, args, state, *rest = part.__reduce_ex__(PROTOCOL)
+    return make, args, {name: _Suppress() if value is suppress else value for name, value in state.items()}, *rest
+
+
+class _Suppress:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attribute_of("argparse", "SUPPRESS")
 
 
 def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
@@ -253,7 +307,18 @@ def _wrapped_by_wrapt(pickler: Pickler, wrapper: Any) -> Any:
         return wrapper.__qualname__
     if type(wrapper) is not sys.modules["wrapt"].FunctionWrapper or wrapper._self_enabled is not None:
         raise pickle.PicklingError(f"a {type(wrapper).__name__} of wrapt cannot be sent")
-    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper)
+    # Attributes of the wrapper itself: it answers a question for its attributes with those of the function.
+    dicts = [each for each in gc.get_referents(wrapper) if type(each) is dict]
+    own = {name: getattr(wrapper, name) for each in dicts for name in each if str(name).startswith("_self_")}
+    return type(wrapper), (wrapper.__wrapped__, wrapper._self_wrapper), (None, own) if own else None
+
+
+def _bound_by_wrapt(_: Pickler, method: Any) -> Any:
+    """A bound method with a decorator of wrapt, by its name."""
+    owner = method._self_instance if method._self_instance is not None else getattr(method, "__self__", None)
+    if owner is None or _found_by_class(owner, method.__name__) is not method._self_parent:
+        raise pickle.PicklingError(f"a {type(method).__name__} of wrapt cannot be sent")
+    return getattr, (owner, method.__name__)
 
 
 def _pydantic_config(_: Pickler, config: Any) -> Any:
@@ -264,6 +329,34 @@ def _pydantic_config(_: Pickler, config: Any) -> Any:
 def _pydantic_names(_: Pickler, names: object) -> Any:
     """Without the module's variables: they were needed when the validator was made."""
     return type(names), ()
+
+
+_MOST_MARKERS: Final = 100_000
+_markers: Final[dict[str, object]] = {}
+_keys_of_markers: Final[dict[int, str]] = {}
+
+
+def marker(key: str) -> object:
+    """The bare ``object()`` with this key: one in each process."""
+    known = _markers.get(key)
+    if known is None:
+        known = object()
+        if len(_markers) < _MOST_MARKERS:
+            known = _markers.setdefault(key, known)
+            _keys_of_markers[id(known)] = key
+    return known
+
+
+def _marker(_: Pickler, obj: object) -> Any:
+    """A bare ``object()`` by a key: programs compare such objects by identity only, and a function and its arguments
+    travel apart."""
+    key = _keys_of_markers.get(id(obj))
+    if key is None:
+        if len(_markers) >= _MOST_MARKERS:
+            return NotImplemented
+        key = _keys_of_markers.setdefault(id(obj), os.urandom(16).hex())
+        _markers[key] = obj
+    return marker, (key,)
 
 
 def _global_generator(name: str, _: Pickler, generator: Any) -> Any:
@@ -290,6 +383,7 @@ _LOCKS: Final[dict[type, Callable[[Any], Any]]] = {_thread.LockType: _lock, _thr
 _CACHED: Final = type(functools.cache(len))
 _ORDERED: Final = collections.OrderedDict[Any, Any]()
 _REDUCERS: Final[dict[type, _Reducer]] = {
+    object: _marker,
     FunctionType: _function,
     MethodType: _method,
     ModuleType: _module,
@@ -297,6 +391,10 @@ _REDUCERS: Final[dict[type, _Reducer]] = {
     functools.cached_property: _cached_property,
     **dict.fromkeys(_LOCKS, lambda _, lock: reduced_lock(lock)),
     memoryview: _memory,
+    **{
+        type(getattr(dataclasses, name)): functools.partial(_marker_of_dataclasses, name)
+        for name in ("KW_ONLY", "MISSING", "_HAS_DEFAULT_FACTORY")
+    },
     **dict.fromkeys((typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType), _named_type),
     **dict.fromkeys(
         (
@@ -331,12 +429,18 @@ def _reducer_of(kind: type) -> _Reducer | None:
         return _decorated
     if issubclass(kind, threading.Condition):
         return _condition
+    if (argparse := sys.modules.get("argparse")) is not None:  # noqa: SIM102
+        if issubclass(kind, argparse.Action | argparse._ActionsContainer):
+            return _parser
     if issubclass(kind, io.TextIOBase):
         return _stream
     if (known := _REDUCERS_BY_NAME.get((kind.__module__, kind.__qualname__))) is not None:
         return known
-    if (wrapt := sys.modules.get("wrapt")) is not None and issubclass(kind, wrapt.FunctionWrapper):
-        return _wrapped_by_wrapt
+    if (wrapt := sys.modules.get("wrapt")) is not None:
+        if issubclass(kind, wrapt.FunctionWrapper):
+            return _wrapped_by_wrapt
+        if issubclass(kind, wrapt.BoundFunctionWrapper):
+            return _bound_by_wrapt
     if kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__:
         return None
     return _by_own_method

@@ -8,14 +8,18 @@ Modules that travel as source text (see ``include``) are by reference too: the w
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import opcode
 import os
 import pathlib
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import CellType, CodeType
@@ -39,7 +43,9 @@ MAIN = frozenset({"__main__", "__mp_main__"})
 
 _OWN_PACKAGE = __name__.partition(".")[0]
 _SITE_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
-_NAME_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_LOOKUPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_READ_TEXTS = frozenset({"eval", "exec", "globals", "query"})
+_NAME_BEHIND_AT = re.compile(r"@([^\W\d]\w*)")
 _BEFORE_RESUME = frozenset(
     {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "MAKE_CELL", "NOP", "POP_TOP", "RETURN_GENERATOR"}
 )
@@ -165,6 +171,25 @@ def plain_function(value: Any) -> Any:
     return value.__wrapped__ if is_decorated(value) else value
 
 
+_OF_WRAPPERS = frozenset(
+    {
+        *functools.WRAPPER_ASSIGNMENTS,
+        *("__wrapped__", "_clear_cache", "cache_parameters", "dispatch", "register", "registry"),
+    }
+)
+"""Attributes that :mod:`functools` gives functions with a cache, and those of ``singledispatch``."""
+
+
+def own_attributes(wrapper: Any) -> dict[str, Any]:
+    """The attributes that somebody gave such a function, and not the function inside of it."""
+    inner = getattr(wrapper.__wrapped__, "__dict__", {})
+    return {
+        name: value
+        for name, value in vars(wrapper).items()
+        if name not in _OF_WRAPPERS and not (name in inner and inner[name] is value)
+    }
+
+
 # -- parts of functions ------------------------------------------------------------------------------------------------
 
 
@@ -191,10 +216,57 @@ def cell_contents(cell: CellType) -> object:
         return EMPTY
 
 
-def global_names(code: CodeType) -> set[str]:
-    """The names of modules' variables that a function uses, those of the functions inside it too."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in _NAME_LOOKUPS}
-    return names.union(*(global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+_global_names: weakref.WeakKeyDictionary[CodeType, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def global_names(code: CodeType) -> frozenset[str]:
+    """The names of modules' variables that a function uses, those of the functions inside it too. With them the names
+    in its constant texts, if it evaluates text: those may be names of other things."""
+    found = _global_names.get(code)
+    if found is None:
+        found = _global_names[code] = frozenset(names_in_code(code).union(*map(_names_in_texts, codes_in(code))))
+    return found
+
+
+def names_in_code(code: CodeType) -> set[str]:
+    """As :func:`global_names`, without the names in texts."""
+    return {step.argval for each in codes_in(code) for step in dis.get_instructions(each) if step.opname in _LOOKUPS}
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of the functions and classes inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
+
+
+def _names_in_texts(code: CodeType) -> set[str]:
+    """The names in what ``eval``, ``exec`` and ``globals`` get as constants, and behind @ for pandas' ``query``."""
+    used = {*code.co_names}
+    if used.isdisjoint(_READ_TEXTS):
+        return set()
+    texts = [constant for constant in code.co_consts if isinstance(constant, str)]
+    names = {name for text in texts for name in _NAME_BEHIND_AT.findall(text)}
+    if any(step.argval in _READ_TEXTS for step in dis.get_instructions(code) if step.opname in _LOOKUPS):
+        for text in texts:
+            with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
+                names |= names_in_code(compile(text, "<text>", "exec", dont_inherit=True))
+    return names
+
+
+USES_MAIN = "uses the main module, __main__, which is another one on a worker: pass what it needs as an argument"
+"""Error of functions for which :func:`uses_main_module` is true."""
+
+
+def uses_main_module(code: CodeType) -> bool:
+    """Whether a function looks up the main module of its program, which is another one on a worker."""
+    for each in codes_in(code):
+        used = {*each.co_names, *each.co_varnames, *each.co_freevars, *each.co_cellvars}
+        looks_up = {"sys", "modules"} <= used or "import_module" in used
+        if "__main__" in used or (looks_up and "__main__" in each.co_consts):
+            return True
+    return False
 
 
 # -- byte code of other Python versions --------------------------------------------------------------------------------

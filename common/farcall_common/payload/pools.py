@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType
 from typing import Any, Final
 
+from farcall_common.payload import arrived_classes
 from farcall_common.payload.native import dump_native, load_native
 from farcall_common.payload.pickling import MAIN, attribute
 
@@ -69,4 +70,5 @@ def _reduced(_: object, obj: Any, /) -> Any:
 
 def _loaded(buffer: bytes) -> Any:
     teach_pools()
-    return load_native(buffer)
+    with arrived_classes.keeping():  # those of the other process are copies, which must not change this one's
+        return load_native(buffer)

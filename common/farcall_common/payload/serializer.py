@@ -94,6 +94,8 @@ DATA_STRATEGIES = frozenset(strategy.id for strategy in STRATEGIES.values() if n
 """The ids for values. Those for functions run code when they are read, whatever was written with them."""
 
 _PREFIX_LENGTH = 3
+_SHARE_NOTHING = frozenset({type(None), bool, int, float, str, bytes})
+"""Types of values without parts that can be changed."""
 _BINARY = frozenset({ARRAY_PREFIX, PickleOutOfBand.prefix})
 _OF_WORKERS = frozenset({ARRAY_PREFIX, NATIVE_PREFIX})
 """What workers write for one another (:meth:`Serializer.edge_pieces`), besides buffers of strategies."""
@@ -247,7 +249,7 @@ class Serializer:
         # JSON has no tuples, and is tried first: endpoints that run certain functions only read nothing else.
         written = list(args) if strategies is None else args
         try:
-            return packed([self.pieces(written, strategies=strategies), self.pieces(kwargs, strategies=strategies)])
+            return packed(self.call_pieces(written, kwargs, strategies=strategies))
         except SerializationError as error:
             blamed = self._blame_argument(args, kwargs, strategies)
             if blamed is None:
@@ -257,20 +259,30 @@ class Serializer:
             finally:
                 del blamed  # its traceback refers to this frame, which would keep the arguments alive
 
+    def call_pieces(
+        self, args: Sequence[object], kwargs: Mapping[str, object], *, strategies: Sequence[Strategy] | None = None
+    ) -> list[Sequence[Piece]]:
+        """The buffers of a call in pieces: of its positional and its keyword arguments. One buffer for both if they may
+        have an object in common, which is one object then for the function, too.
+
+        :raises SerializationError: if an argument cannot be sent.
+        """
+        if _SHARE_NOTHING.issuperset(map(type, args)) or _SHARE_NOTHING.issuperset(map(type, kwargs.values())):
+            return [self.pieces(args, strategies=strategies), self.pieces(kwargs, strategies=strategies)]
+        return [self.pieces([args, kwargs], strategies=strategies)]
+
     def unpack_call(self, packed: Piece) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of a :meth:`pack_call`.
 
         :raises DeserializationError: if it is damaged, or an argument cannot be read here.
         """
-        buffers = unpack(packed)
-        if len(buffers) != 2:
-            raise DeserializationError(f"A call is two packed buffers, not {len(buffers)}.")
-        args, kwargs = self.deserialize(buffers[0]), self.deserialize(buffers[1])
-        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):  # JSON has no tuples
-            raise DeserializationError(
-                f"A call is a tuple and a dict, not a {type(args).__name__} and a {type(kwargs).__name__}."
-            )
-        return tuple(args), kwargs
+        parts = [self.deserialize(buffer) for buffer in unpack(packed)]
+        match parts:
+            case [[args, kwargs]] | [args, kwargs]:
+                if isinstance(args, (list, tuple)) and isinstance(kwargs, dict):  # JSON has no tuples
+                    return tuple(args), kwargs
+        kinds = ", ".join(type(part).__name__ for part in parts) or "nothing"
+        raise DeserializationError(f"Expected a call: a list and a dict. Found: {kinds}.")
 
     def _first_that_loads(self, combination: Combination, text: bytes) -> object:
         failures: list[str] = []

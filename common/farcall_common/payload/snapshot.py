@@ -6,6 +6,7 @@ microsecond for a small function. Other values (lists, dictionaries, arrays, ins
 
 from __future__ import annotations
 
+import abc
 import functools
 import hashlib
 import itertools
@@ -26,6 +27,7 @@ from farcall_common.payload.pickling import (
     global_names,
     is_decorated,
     is_importable,
+    own_attributes,
     travels_by_value,
 )
 
@@ -40,7 +42,6 @@ _MACHINERY: Final = frozenset(
         "__builtins__",
         "__cached__",
         "__dict__",
-        "__doc__",
         "__loader__",
         "__slotnames__",
         "__spec__",
@@ -85,9 +86,9 @@ class Snapshot:
     __slots__ = ("_data", "_digest", "_parts", "_plain", "_seen", "_todo")
 
     def __init__(self, function: object) -> None:
-        #: Functions without closure, keyword defaults and attributes, which are most of them: their code, defaults, and
-        #: how to get their globals. Compared without a call for each.
-        self._plain: list[tuple[Any, object, object, Any, tuple[str, ...], tuple[object, ...]]] = []
+        #: Functions without closure, keyword defaults and attributes, which are most of them: their code, defaults,
+        #: docstring, and how to get their globals. Compared without a call for each.
+        self._plain: list[tuple[Any, object, object, object, Any, tuple[str, ...], tuple[object, ...]]] = []
         self._parts: list[tuple[_Read, tuple[object, ...]]] = []
         self._data: list[object] = []
         self._seen: dict[int, object] = {}  # while an object is held, its id() is unique
@@ -99,12 +100,21 @@ class Snapshot:
             _logger.debug("a function cannot be compared, and is serialized for each call", exc_info=True)
         self._todo.clear()
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether a change can be told from no change."""
+        return self._digest is not None
+
+    def covers(self, value: object) -> bool:
+        """Whether a value is a part of it."""
+        return id(value) in self._seen
+
     def is_current(self) -> bool:
         """Whether everything is as it was."""
         if self._digest is None:
             return False
-        for function, code, defaults, get, names, values in self._plain:
-            if function.__code__ is not code or function.__defaults__ is not defaults:
+        for function, code, defaults, doc, get, names, values in self._plain:
+            if function.__code__ is not code or function.__defaults__ is not defaults or function.__doc__ is not doc:
                 return False
             if function.__kwdefaults__ or function.__dict__:
                 return False
@@ -152,6 +162,8 @@ class Snapshot:
         elif issubclass(kind, ModuleType):
             if value.__name__ != "__main__" and travels_by_value(value.__name__):
                 self._watch(functools.partial(_contents, value))
+        elif kind is _CACHED:
+            self._watch(functools.partial(_cached_parts, value))
         elif (inner := _inner(value)) is not None:
             self._todo += inner
         else:
@@ -164,7 +176,7 @@ class Snapshot:
             return
         defaults, get = function.__defaults__, function.__globals__.get
         values = tuple(get(name, EMPTY) for name in names)
-        self._plain.append((function, function.__code__, defaults, get, names, values))
+        self._plain.append((function, function.__code__, defaults, function.__doc__, get, names, values))
         self._todo += (*(defaults or ()), *values)
 
     def _watch(self, read: _Read) -> None:
@@ -177,6 +189,7 @@ def _function_parts(function: FunctionType, names: tuple[str, ...]) -> tuple[obj
     attributes, defaults = function.__dict__, function.__kwdefaults__
     return (
         function.__code__,
+        function.__doc__,
         *(function.__defaults__ or ()),
         *(defaults.values() if defaults else ()),
         *map(function.__globals__.get, names, itertools.repeat(EMPTY)),
@@ -186,7 +199,13 @@ def _function_parts(function: FunctionType, names: tuple[str, ...]) -> tuple[obj
 
 
 def _class_parts(cls: type) -> tuple[object, ...]:
-    return (type(cls), *cls.__bases__, *_contents(cls))
+    registered = abc._get_dump(cls)[0] if isinstance(cls, abc.ABCMeta) else ()  # type: ignore[attr-defined]
+    return (type(cls), *cls.__bases__, *_contents(cls), *[each() for each in registered])
+
+
+def _cached_parts(function: Any) -> tuple[object, ...]:
+    attributes = own_attributes(function)
+    return (function.__wrapped__, *attributes, *attributes.values())
 
 
 def _contents(namespace: object) -> tuple[object, ...]:

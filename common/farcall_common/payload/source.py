@@ -13,21 +13,25 @@ import builtins
 import dis
 import hashlib
 import inspect
+import itertools
 import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from farcall_common.payload.pickling import (
+    USES_MAIN,
     attribute,
     global_names,
     is_decorated,
+    names_in_code,
     plain_function,
     travels_by_value,
+    uses_main_module,
 )
 from farcall_common.payload.pools import SOURCE_MODULE, teach_pools
 
@@ -37,7 +41,11 @@ _JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
 _FUTURE_FLAGS = __future__.annotations.compiler_flag
 _MAX_LITERAL_CHARACTERS = 10_000
 _MAX_LITERAL_INT_BITS = 1024
+_MAX_LITERAL_DEPTH = 50
+"""Python compiles no text with more than about 100 to 200 brackets in one another."""
 _MAX_LINES = 1_000_000
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class NotSelfContained(Exception):  # not in our tree: the reason why the next strategy is tried
@@ -122,10 +130,10 @@ class _Bundle:
         self._imports: dict[str, None] = {}
         self._constants: list[str] = []
         self._functions: list[str] = []
-        self._postpone_annotations = False
+        self._postponed: set[bool] = set()
 
     def text(self) -> str:
-        future = ["from __future__ import annotations"] if self._postpone_annotations else []
+        future = ["from __future__ import annotations"] if True in self._postponed else []
         head = [*future, *self._imports, *self._constants]
         return "\n".join([*head, *(["\n"] if head else []), "\n\n".join(self._functions)])
 
@@ -170,17 +178,42 @@ class _Bundle:
         definition = _only_definition(tree, function)
         _check_same(source, function)
         chains = _attribute_chains(definition)
-        self._postpone_annotations |= not _annotations_are_plain(definition)
+        source = self._with_annotations(source, definition, function)
+        if uses_main_module(function.__code__):
+            raise NotSelfContained(USES_MAIN)
+        named = names_in_code(function.__code__)
         for name in sorted(global_names(function.__code__)):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 self.require(name, value, attributes=tuple(sorted(chains.get(name, ()))))
-            elif not hasattr(builtins, name):
+            elif name in named and not hasattr(builtins, name):
                 raise NotSelfContained(f"it uses {name!r}, which is not defined")
         self._functions.append(source)
 
+    def _with_annotations(self, source: str, definition: _Definition, function: FunctionType) -> str:
+        """The text of a function with its own annotations as text, unless they can be evaluated anywhere: a worker
+        needs neither them nor their imports. Those of functions and classes inside stay."""
+        if not any(
+            getattr(node, "annotation", None) or getattr(node, "returns", None) for node in ast.walk(definition)
+        ):
+            return source
+        self._postponed.add(bool(function.__code__.co_flags & _FUTURE_FLAGS))
+        if len(self._postponed) > 1:
+            raise NotSelfContained("it uses functions with and without postponed annotations")
+        if True in self._postponed:
+            return source
+        lines = source.encode().splitlines(keepends=True)
+        starts = [0, *itertools.accumulate(map(len, lines))]
+        text = b"".join(lines)
+        for node in sorted(_own_annotations(definition), key=lambda node: (node.lineno, node.col_offset), reverse=True):
+            if not _is_plain_annotation(node, function.__globals__):
+                start = starts[node.lineno - 1] + node.col_offset
+                end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+                text = text[:start] + repr(ast.unparse(node)).encode() + text[end:]
+        return text.decode()
 
-def _only_definition(tree: ast.Module, function: FunctionType) -> ast.FunctionDef | ast.AsyncFunctionDef:
+
+def _only_definition(tree: ast.Module, function: FunctionType) -> _Definition:
     match tree.body:
         case [(ast.FunctionDef() | ast.AsyncFunctionDef()) as definition] if definition.name == function.__name__:
             pass
@@ -267,18 +300,28 @@ def _attribute_chains(definition: ast.AST) -> dict[str, set[str]]:
     return chains
 
 
-def _annotations_are_plain(definition: ast.AST) -> bool:
-    """Whether they can be evaluated anywhere. Others are postponed: a worker needs neither them nor their imports."""
-    annotations = [
-        annotation
-        for node in ast.walk(definition)
-        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
-        if isinstance(annotation, ast.expr)
-    ]
-    return all(
-        isinstance(annotation, ast.Constant) or (isinstance(annotation, ast.Name) and hasattr(builtins, annotation.id))
-        for annotation in annotations
-    )
+def _own_annotations(definition: _Definition) -> list[ast.expr]:
+    own = definition.args
+    every = (*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg)
+    found = [argument.annotation for argument in every if argument is not None] + [definition.returns]
+    return [annotation for annotation in found if annotation is not None]
+
+
+def _is_plain_annotation(node: ast.AST, names: Mapping[str, object]) -> bool:
+    """Whether it consists of constants and names of Python."""
+    match node:
+        case ast.Constant():
+            return True
+        case ast.Name(name):
+            return hasattr(builtins, name) and name not in names
+        case ast.Subscript(ast.Name("list" | "tuple" | "dict" | "set" | "frozenset" | "type") as kind, inside):
+            return all(_is_plain_annotation(each, names) for each in (kind, inside))
+        case ast.Tuple(parts):
+            return all(_is_plain_annotation(part, names) for part in parts)
+        case ast.BinOp(ast.Name() | ast.Subscript() | ast.BinOp() as left, ast.BitOr(), right):
+            is_none = isinstance(right, ast.Constant) and right.value is None
+            return _is_plain_annotation(left, names) and (is_none or _is_plain_annotation(right, names))
+    return False
 
 
 def _is_literal(value: object) -> bool:
@@ -296,16 +339,15 @@ def _are_new(value: Any, seen: set[int]) -> bool:
     return all(_are_new(part, seen) for part in parts)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
     kind = type(value)  # exactly: a subclass is more than its repr
     if kind is float:
         return math.isfinite(value)
     if kind is int:
         return bool(value.bit_length() <= _MAX_LITERAL_INT_BITS)
-    if kind in (list, tuple):
-        return all(map(_is_plain, value))
-    if kind is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    if kind in (list, tuple, dict):
+        inside = value if kind is not dict else itertools.chain(value, value.values())
+        return depth < _MAX_LITERAL_DEPTH and all(_is_plain(part, depth + 1) for part in inside)
     return value is None or kind in (bool, str, bytes)
 
 

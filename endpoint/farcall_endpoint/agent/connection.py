@@ -23,13 +23,13 @@ import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.errors import (
-    ConfigurationError,
     EndpointInUse,
     ErrorRecord,
     FarcallError,
     ProtocolError,
     SessionRefused,
     TicketInvalid,
+    Unauthenticated,
     Unavailable,
     error_from_record,
 )
@@ -96,9 +96,10 @@ class ApiAnswered(Event, frozen=True):
 
 
 class ApiFailed(Event, frozen=True):
-    """The API named no forwarder."""
+    """The API named no forwarder, or another server answered in its place (``is_foreign``)."""
 
     error: ErrorRecord
+    is_foreign: bool = False
 
 
 class HandshakeDone(Event, frozen=True):
@@ -268,8 +269,8 @@ class Connection:
                 return self._request_forwarders()
             case ApiAnswered():
                 return self._answered(event, now)
-            case ApiFailed(error=error):
-                return self._api_failed(error, now)
+            case ApiFailed():
+                return self._api_failed(event, now)
             case HandshakeDone():
                 return self._send_hello(now)
             case ConnectionLost(reason=reason, key_refused=key_refused):
@@ -286,15 +287,18 @@ class Connection:
         self._fresh = True
         return self._open_known(now)
 
-    def _api_failed(self, record: ErrorRecord, now: float) -> list[Action]:
+    def _api_failed(self, event: ApiFailed, now: float) -> list[Action]:
         if self._phase is not _Phase.REQUESTING:
             return []
-        error = error_from_record(record, default=Unavailable)
-        # A proxy or a portal may answer in the API's place for a while. At the first start it is a wrong setting.
-        is_temporary = self._has_connected and type(error) in (ProtocolError, ConfigurationError)
-        if not (record.retryable or is_temporary):
+        error = error_from_record(event.error, default=Unavailable)
+        # A proxy or a portal may answer in the API's place for a while. At the first start it is a wrong setting. API
+        # Gateway answers 401 if a credential was revoked.
+        is_temporary = event.is_foreign and self._has_connected and not isinstance(error, Unauthenticated)
+        if not (error.record.retryable or is_temporary):
             return self._give_up(error)
-        return self._wait(str(error), now, at_least_s=record.retry_after_s or 0.0)
+        # Any server can name any time: only the API's counts.
+        at_least_s = 0.0 if event.is_foreign else error.record.retry_after_s or 0.0
+        return self._wait(str(error), now, at_least_s=at_least_s)
 
     def _send_hello(self, now: float) -> list[Action]:
         if self._phase is not _Phase.CONNECTING:

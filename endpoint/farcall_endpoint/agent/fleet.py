@@ -12,7 +12,8 @@ import msgspec
 import zmq
 
 from farcall_common.environments import Environment
-from farcall_endpoint import protocol
+from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes, protocol
 from farcall_endpoint.agent.actions import PassOn
 from farcall_endpoint.agent.blocks import Blocks
 from farcall_endpoint.agent.demand import Demand
@@ -96,6 +97,7 @@ class _Manager:
     held_bytes: int = 0  # of its results, which are in memory until :meth:`Fleet.take`
     window_bytes: int = protocol.FIRST_WINDOW_BYTES
     functions: set[str] = dataclasses.field(default_factory=set)
+    numbers: protocol.Progress = dataclasses.field(default_factory=protocol.Progress)  # of its last report
 
 
 class Fleet:
@@ -172,6 +174,7 @@ class Fleet:
         self._here: dict[str, _Block] = {}
         self._managers: dict[str, _Manager] = {}
         self._lost: list[Lost] = []
+        self._unsent: list[tuple[str, protocol.Finished]] = []  # tasks that a manager could not be sent
         self._to_take: set[str] = set()
         #: Workers that the managers keep, or are about to start.
         self.slots = 0
@@ -204,7 +207,7 @@ class Fleet:
 
     def next_deadline(self) -> float:
         """The monotonic second at which :meth:`maintain` may have something to do."""
-        return 0.0 if self._lost else min(self._tick_at, self._look_at)
+        return 0.0 if self._lost or self._unsent else min(self._tick_at, self._look_at)
 
     @property
     def nodes(self) -> list[protocol.Registered]:
@@ -422,6 +425,10 @@ class Fleet:
 
         :param ready: what the poller found readable.
         """
+        unsent, self._unsent = self._unsent, []
+        for manager_id, failed in unsent:
+            if (manager := self._managers.get(manager_id)) is not None:
+                yield manager_id, msgspec.structs.replace(manager.numbers, finished=(failed,)), []
         for manager_id, message, bodies in self._links.receive(ready):
             manager = self._managers.get(manager_id)
             if manager is None and isinstance(message, protocol.Registered):
@@ -452,8 +459,12 @@ class Fleet:
                 case protocol.Leaving(reason=reason):
                     self._lose(manager_id, f"its manager ended ({reason})", now)
                 case _:
-                    if isinstance(message, protocol.Progress) and message.workers:
-                        self._blocks.working(manager.registered.block_id)
+                    if isinstance(message, protocol.Progress):
+                        manager.numbers = protocol.Progress(
+                            workers=message.workers, idle_workers=message.idle_workers, problem=message.problem
+                        )
+                        if message.workers:
+                            self._blocks.working(manager.registered.block_id)
                     yield manager_id, message, bodies
 
     def take(self) -> None:
@@ -517,7 +528,19 @@ class Fleet:
             if task.node_files and manager.registered.files_address:
                 files[spec.task_id] = tuple(task.node_files)
             bodies.append(self._payload(task))
-        self._links.send(manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits, files), bodies)
+        try:
+            self._links.send(
+                manager_id, protocol.RunTasks(tuple(orders), tuple(functions), forget, limits, files), bodies
+            )
+        except OSError as error:  # no room in memory
+            manager.functions.difference_update([function_hash for function_hash, _ in functions])
+            if len(tasks) == 1:
+                record = outcomes.arguments_not_stored(sum(map(len, bodies)), error.strerror)
+                failed = protocol.Finished(tasks[0].task_id, TaskState.FAILED, error=record.to_json())
+                self._unsent.append((manager_id, failed))
+                return
+            for task in tasks:
+                self._order(manager_id, manager, [task])
 
     def owner_or(self, submitter: str) -> str:
         """A submitter; empty if it is the endpoint's owner."""

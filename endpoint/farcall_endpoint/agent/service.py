@@ -543,7 +543,7 @@ class Agent:
             _logger.warning("the API named no forwarder: %s", error)
         elif notice := self._waking.on_waking(now=self._clock.monotonic()):  # not at each retry
             _logger.warning("[%s] %s", error.record.code, notice)
-        self._connect(c.ApiFailed(error.record))
+        self._connect(c.ApiFailed(error.record, is_foreign=error.is_foreign))
 
     def _open_socket(self, to: c.Address) -> None:
         self._forwarder = to.address

@@ -15,14 +15,14 @@ from farcall_endpoint.config.reader import Place, check_config, place_of, read_n
 from farcall_endpoint.config.schema import Config
 from farcall_endpoint.config.wording import fields_of
 
-_COMMENT: Final = re.compile(r"\{#.*?#\}", re.DOTALL)
-_STATEMENT: Final = re.compile(r"\{%.*?%\}", re.DOTALL)
-_PLACEHOLDER: Final = re.compile(r"\{\{-?\s*(?P<name>[^|{}\n]*?)\s*(?P<filters>\|[^{}\n]*?)?-?\}\}")
-_DEFAULT: Final = re.compile(r"\|\s*default\(\s*(?P<value>[^()]*?)\s*\)")
+_PLACEHOLDER: Final = re.compile(r"\{\{(?P<inside>[^{}]*)\}\}")
+_DEFAULT: Final = re.compile(r"\|[ \t]{0,9}default\((?P<value>[^()]*)\)")
 _MPI_ENGINE: Final = "GlobusMPIEngine"
 _ENGINES: Final = frozenset({"GlobusComputeEngine", _MPI_ENGINE, "ProcessPoolEngine", "ThreadPoolEngine"})
 _MPI_LAUNCHER: Final = "mpiexec"
 """Launcher of an MPI engine that names none."""
+_MOST_SHOWN: Final = 20
+"""Lines in a message."""
 _UNKNOWN: Final = "Farcall has no such field"
 
 
@@ -53,9 +53,10 @@ def read_globus(path: Path) -> tuple[Config, list[Note]]:
 
 def _fill_template(text: str, source: str) -> tuple[str, list[Note]]:
     """The text of a template for one user: placeholders have their defaults, or else their names as values."""
-    text = _COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
-    if statements := list(_STATEMENT.finditer(text)):
-        lines = ", ".join(str(_line(text, each.start())) for each in statements)
+    for start, end in reversed(_enclosed(text, "{#", "#}")):
+        text = text[:start] + "\n" * text.count("\n", start, end) + text[end:]
+    if statements := _enclosed(text, "{%", "%}"):
+        lines = ", ".join(str(_line(text, start)) for start, _ in statements[:_MOST_SHOWN])
         raise ConfigurationError(
             f"{source} has statements of a template, which depend on the user's options (line {lines}).",
             hint="Write the file as it is for one user, without {% ... %}.",
@@ -63,15 +64,27 @@ def _fill_template(text: str, source: str) -> tuple[str, list[Note]]:
     notes = []
 
     def fill(found: re.Match[str]) -> str:
-        given = _DEFAULT.search(found["filters"] or "")
-        value = found["name"] if given is None else given["value"]
+        name, bar, filters = found["inside"].removeprefix("-").removesuffix("-").partition("|")
+        name = name.strip()
+        given = _DEFAULT.search(bar + filters)
+        value = name if given is None else given["value"].strip()
         if given is not None and value[:1] == value[-1:] and value[:1] in ("'", '"'):
             value = value[1:-1]
-        what = "its default is used" if given else f"it has no value here: replace {found['name']} in the new file"
+        what = "its default is used" if given else f"it has no value here: replace {name} in the new file"
         notes.append(Note(_line(text, found.start()), found[0], what))
         return value
 
     return _PLACEHOLDER.sub(fill, text), notes
+
+
+def _enclosed(text: str, begin: str, end: str) -> list[tuple[int, int]]:
+    """The parts of a text between two marks, with these: where each begins and ends."""
+    parts = []
+    at = 0
+    while (start := text.find(begin, at)) >= 0 and (found := text.find(end, start + len(begin))) >= 0:
+        at = found + len(end)
+        parts.append((start, at))
+    return parts
 
 
 def _line(text: str, position: int) -> int:

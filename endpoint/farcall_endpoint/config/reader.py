@@ -25,6 +25,10 @@ _ALMOST_EQUAL: Final = 0.85
 """A field so like another one of the same section is a spelling mistake, also if another section has it."""
 
 
+_MAX_BYTES: Final = 256 * 1024
+"""Of a file. The reader takes seconds for so many."""
+
+
 def read_config(path: Path) -> Config:
     """Read and check a file.
 
@@ -47,7 +51,14 @@ def read_text(path: Path) -> str:
     :raises ConfigurationError: if it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigurationError(
+                f"{path} is no configuration: it has more than {_MAX_BYTES // 1024} KiB.",
+                hint="Check that it is the right file.",
+            )
+        return content.decode().replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import itertools
+import math
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from farcall_common.chains import Chain
 from farcall_common.coroutines import completed
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, Unavailable
+from farcall_common.finite import check_seconds
 from farcall_common.futures import OF_PARENT
 from farcall_common.graph_builder import Graph, plan_of
 from farcall_common.graph_handles import StageHandle, StageList
@@ -214,6 +216,9 @@ class Engine(_Submitter):
         )
         if max_workers is not None and max_workers < 1:
             raise InvalidArgument(f"max_workers must be greater than 0, and is {max_workers}.")
+        check_seconds(max_idletime_s=max_idletime_s, block_failure_period_s=block_failure_period_s)
+        if cores_per_worker is not None and math.isnan(cores_per_worker):
+            raise InvalidArgument("cores_per_worker must be greater than 0, and is NaN.")
         sharing = Sharing(
             max_workers=max_workers,
             cores_per_worker=cores_per_worker,

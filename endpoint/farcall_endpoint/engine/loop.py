@@ -35,7 +35,9 @@ from farcall_common.graphs import StageState
 from farcall_common.payload import load_user_data, task_error
 from farcall_common.payload.functions import Function
 from farcall_common.payload.native import load_native
+from farcall_common.payload.pickler import set_path_of_workers
 from farcall_common.progress import PROGRESS, Progress, read_progress
+from farcall_common.standard_streams import open_missing_streams
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
 from farcall_endpoint import protocol
 from farcall_endpoint.agent import actions as do
@@ -59,7 +61,6 @@ from farcall_endpoint.staging.client import TransferClient
 from farcall_endpoint.staging.places import files_directory
 from farcall_endpoint.staging.plan import Staging
 from farcall_endpoint.staging.settings import TransferSettings
-from farcall_endpoint.standard_streams import open_missing_streams
 from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
 from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
 
@@ -261,7 +262,8 @@ class EngineLoop:
         command_options += [] if options.batching else ["--no-batching"]
         command_options += ["--qos", msgspec.json.encode(options.qos).decode(), *memory.options]
         command_options += [] if memory.options else ["--node-memory"]
-        path = os.pathsep.join([str(options.working_dir) if entry == "" else entry for entry in sys.path])
+        path = [str(options.working_dir) if entry == "" else entry for entry in sys.path]
+        set_path_of_workers(path)
         context = belongings.enter_context(zmq.Context())
         directory = options.scripts_root / new_id()
         belongings.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -284,7 +286,7 @@ class EngineLoop:
             ),
             network=make_network(options.provider, address=options.address, ports=options.worker_port_range),
             command_options=command_options,
-            variables={"PYTHONPATH": path, **memory.variables},
+            variables={"PYTHONPATH": os.pathsep.join(path), **memory.variables},
             function_body=lambda function_hash: self._functions[function_hash].body,
             payload=_payload_of,
             demand=self._core.demand,

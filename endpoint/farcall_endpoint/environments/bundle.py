@@ -37,7 +37,7 @@ RUN: Final = "run"
 
 MODULES: Final = (
     *("farcall_common", "farcall_common.environments", "farcall_common.errors", "farcall_common.file_arguments"),
-    *("farcall_common.coroutines", "farcall_common.futures"),
+    *("farcall_common.coroutines", "farcall_common.finite", "farcall_common.futures"),
     *("farcall_common.json_calls", "farcall_common.limits", "farcall_common.progress", "farcall_common.running"),
     *("farcall_common.plain_text", "farcall_common.qos", "farcall_common.retries"),
     "farcall_common.task_options",

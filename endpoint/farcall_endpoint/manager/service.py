@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import select
 import signal
@@ -17,7 +18,8 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
-from farcall_endpoint import protocol
+from farcall_common.wire import TaskState
+from farcall_endpoint import outcomes, protocol
 from farcall_endpoint.environments.access import NotLocated
 from farcall_endpoint.environments.cgroups import Cgroups
 from farcall_endpoint.environments.launcher import EnvironmentLost
@@ -83,7 +85,7 @@ from farcall_endpoint.manager.processes import (
 )
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
-from farcall_endpoint.pipe import Pipe
+from farcall_endpoint.pipe import Pipe, most_file_bytes
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
@@ -566,6 +568,25 @@ class Manager:
         self._agent.send(protocol.encode(message, bodies, number=self._sent_number))
         self._watch_congestion()
 
+    def _report(self, progress: protocol.Progress, results: Sequence[Frame]) -> None:
+        try:
+            self._send(progress, results)
+        except OSError as error:  # no room in memory: tasks with large results fail
+            limit = most_file_bytes()
+            most_bytes = _READ_BYTES if limit == math.inf else limit
+            kept: list[Frame] = [
+                b"" if len(body) > most_bytes and not isinstance(body, SharedBytes) else body for body in results
+            ]
+            finished = []
+            for each in progress.finished:
+                if each.result is not None and len(kept[each.result]) < (size := len(results[each.result])):
+                    record = outcomes.result_not_stored(size, error.strerror).to_json()
+                    each = msgspec.structs.replace(each, state=TaskState.FAILED, result=None, error=record)
+                if each.output is not None and len(kept[each.output]) < len(results[each.output]):
+                    each = msgspec.structs.replace(each, printed=None, output=None)
+                finished.append(each)
+            self._send(msgspec.structs.replace(progress, finished=tuple(finished)), kept)
+
     def _pass(
         self,
         message: protocol.CallsTaken
@@ -620,7 +641,7 @@ class Manager:
                 case Answer():
                     self._answer(action)
                 case Report(progress=progress, results=results):
-                    self._send(progress, results)
+                    self._report(progress, results)
                 case Pass(message=message, bodies=bodies):
                     self._pass(message, bodies)
                 case Launch():

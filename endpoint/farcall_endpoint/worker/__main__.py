@@ -135,7 +135,11 @@ def work(inbox: Inbox, runner: Runner, received: Received, imports: ImportReport
                     stop_helpers()
                 if imports is not None and (names := imports.new()):
                     channel.send(NewModules(names))
-                channel.send(done, result)
+                try:
+                    channel.send(done, result)
+                except OSError as error:  # no room in memory; or the manager is gone, and this fails, too
+                    done = runner.not_stored(order, done, result, error)
+                    channel.send(done)
                 if done.lent is not None:
                     edges.lent_to_manager()
                 del result

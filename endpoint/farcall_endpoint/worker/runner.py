@@ -34,6 +34,7 @@ from farcall_common.payload import (
     Piece,
     Serializer,
     Strategy,
+    arrived_classes,
     describe_exception,
     pack_exception,
     strategy_named,
@@ -96,6 +97,8 @@ class Runner:
         running.seals_memory = bool(settings.block_key)
         self._bodies: dict[str, bytes] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        #: Functions with classes that are sent by value, and the states of these classes that they came with.
+        self._with_classes: dict[str, tuple[Callable[..., Any], Sequence[arrived_classes.State]]] = {}
         self._strategies: dict[tuple[str, ...], Sequence[Strategy]] = {_BINARY: BINARY_DATA}
         self._nodes: mpi.Nodes | None = None
         self._variables = Variables()
@@ -111,6 +114,7 @@ class Runner:
         if packet.forget:
             self._bodies.clear()
             self._functions.clear()
+            self._with_classes.clear()
         at = 0
         for function_hash, size in packet.functions:
             self._bodies[function_hash] = bytes(body[at : at + size])
@@ -252,8 +256,9 @@ class Runner:
             try:
                 args, kwargs = resolved(args, kwargs)
             except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
-                record = error.record if isinstance(error, FarcallError) else describe_exception(error)
-                return self._failed(order, record, started_at, time.time())
+                if isinstance(error, FarcallError):
+                    return self._failed(order, error.record, started_at, time.time())
+                return self._unreadable(order, error, started_at)
         is_edge = order.call is not None and order.call.is_edge
         if files is not None and (problem := files.check()) is not None:
             return self._failed(order, problem, started_at, time.time())
@@ -322,10 +327,10 @@ class Runner:
 
     def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
         if isinstance(error, DeserializationError):
-            record = error.record
-        else:
-            record = outcomes.unreadable(describe_exception(error))
-        return self._failed(order, record, started_at, started_at)
+            return self._failed(order, error.record, started_at, started_at)
+        reason = describe_exception(error)
+        record = DeserializationError(f"Cannot be read here: {reason.message}", hint=reason.hint).record
+        return self._failed(order, dataclasses.replace(record, traceback=reason.traceback), started_at, started_at)
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
@@ -339,6 +344,11 @@ class Runner:
             return done, result
         return self._failed(order, record, done.started_at, done.ended_at)
 
+    def not_stored(self, order: Order, done: Done, result: Sequence[Frame], error: OSError) -> Done:
+        """The end of a task whose result cannot be sent."""
+        record = outcomes.result_not_stored(sum(map(len, result)), error.strerror)
+        return self._failed(order, record, done.started_at, done.ended_at)[0]
+
     def _output(self) -> dict[str, Any]:
         """The output of a task, as the details of its success."""
         tails = zip(("stdout_tail", "stderr_tail"), self._capture.tails(), strict=True)
@@ -346,11 +356,19 @@ class Runner:
 
     def _function(self, function_hash: str) -> Callable[..., Any]:
         function = self._functions.get(function_hash)
-        if function is None:
-            # The body stays until it could be read: a module that is missing now may be installed later.
+        if function is not None:
+            return function
+        if (known := self._with_classes.get(function_hash)) is not None:
+            arrived_classes.restore(known[1])
+            return known[0]
+        # The body stays until it could be read: a module that is missing now may be installed later.
+        with arrived_classes.collected() as states:
             function = self._serializer.unpack_function(self._bodies[function_hash])
+        if states:
+            self._with_classes[function_hash] = function, states
+        else:
             self._functions[function_hash] = function
-            del self._bodies[function_hash]
+        del self._bodies[function_hash]
         return function
 
     def _reader(self, order: Order) -> Serializer:
@@ -409,6 +427,7 @@ class Runner:
             if _get_handler(number) is not handler:
                 signal.signal(number, handler)
         self._directories.leave()
+        arrived_classes.sent.clear()
         return self._capture.reset(keep_bytes=keep_bytes)
 
 

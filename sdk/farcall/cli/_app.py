@@ -13,7 +13,7 @@ from farcall._version import __version__
 from farcall.cli._connect import CommandEnvironment, connected
 from farcall.cli._lazy import Deferred, LazyGroup
 from farcall.cli._output import AsJson, show_json
-from farcall_common.console import new_group, versions, write_every_character
+from farcall_common.console import new_group, prepare_streams, versions
 from farcall_common.errors import ConfigurationError
 from farcall_common.exit_codes import EXIT_CODES, epilog, raise_on_sigterm
 
@@ -106,7 +106,7 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with a code of the table in its help."""
     raise_on_sigterm()
-    write_every_character()
+    prepare_streams()
     app(args=None if arguments is None else list(arguments), prog_name="farcall")
 
 

@@ -17,7 +17,7 @@ from farcall.cli._arguments import completes, last_of, remember
 from farcall.cli._connect import bar, connected
 from farcall.cli._output import AsJson, FullIds, show_delay, show_error, show_json, show_line, show_text, shown_ids
 from farcall_common.backoff import Backoff
-from farcall_common.console import instant, new_group, show_table
+from farcall_common.console import check_number, instant, new_group, show_table
 from farcall_common.errors import FarcallError, TaskPending
 from farcall_common.exit_codes import FAILED
 from farcall_common.wire import TERMINAL_STATES
@@ -82,7 +82,9 @@ def show(context: typer.Context, group_id: GroupId, full_ids: FullIds = False, a
 def wait(
     context: typer.Context,
     group_id: GroupId,
-    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Wait at most this long.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(callback=check_number, metavar="SECONDS", help="Wait at most this long.")
+    ] = None,
     results: Annotated[
         bool, typer.Option("--results", help="Then write the result of each task, as `farcall map` does.")
     ] = False,

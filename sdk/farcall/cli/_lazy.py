@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from farcall.cli._output import internal, show_error
 from farcall_common.console import Command, Commands
 from farcall_common.errors import ErrorRecord, FarcallError, Fault
 from farcall_common.exit_codes import BROKEN_PIPE, exit_code, exit_status
+from farcall_common.standard_streams import drop_output, output_error
 
 _USAGE_ERROR: Final = "COMMAND_LINE"
 
@@ -85,7 +85,7 @@ def _reporting_errors(context: Any) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        _drop_output()
+        drop_output()
         raise typer.Exit(BROKEN_PIPE) from None
     except SystemExit as exit_:
         if isinstance(exit_.__context__, BrokenPipeError):  # rich exits so in that case
@@ -101,8 +101,13 @@ def _reporting_errors(context: Any) -> Iterator[None]:
             raise  # --help, or a prompt that was answered with no
         if command_environment(context).debug:
             traceback.print_exception(error)
-        known = error if isinstance(error, FarcallError) else internal(error)
-        show_error(known, as_json=context.meta[__name__])
+        if full := output_error(error):
+            drop_output()
+        known = full or (error if isinstance(error, FarcallError) else internal(error))
+        try:
+            show_error(known, as_json=context.meta[__name__])
+        except OSError:  # standard error is full, too
+            drop_output()
         raise typer.Exit(exit_code(known)) from None
 
 
@@ -123,14 +128,3 @@ def _show_usage_error(error: Any, *, as_json: bool) -> None:
 def _wants_json(arguments: Sequence[str]) -> bool:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in options
-
-
-def _drop_output() -> None:
-    """Discard buffered output: its reader is gone, and flushing it would raise again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)

@@ -33,6 +33,7 @@ from farcall.cli._arguments import (
 )
 from farcall.cli._connect import above, bar, connected, end_line, waiting, write_part
 from farcall.cli._output import AsJson, show_delay, show_error, show_json, show_line, show_output, show_value
+from farcall_common.console import check_number
 from farcall_common.errors import ErrorRecord, FarcallError, InvalidRequest, TaskCancelled, TaskPending
 from farcall_common.exit_codes import FAILED, Terminated, exit_status
 from farcall_common.task_options import TaskOptions
@@ -53,9 +54,14 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the result, or show ids and exit.")]
 Timeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks.")
+    float | None,
+    typer.Option(
+        callback=check_number, metavar="SECONDS", help="Wait at most this long, then cancel unfinished tasks."
+    ),
 ]
-Walltime = Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop a task that runs longer.")]
+Walltime = Annotated[
+    float | None, typer.Option(callback=check_number, metavar="SECONDS", help="Stop a task that runs longer.")
+]
 Retries = Annotated[
     int | None, typer.Option(metavar="N", help="Run a task whose function raised again, at most N times.")
 ]

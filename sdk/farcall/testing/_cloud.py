@@ -48,6 +48,7 @@ from farcall_common.errors import (
 )
 from farcall_common.file_arguments import without_files
 from farcall_common.graphs import StageState, is_graph, unpack_graph
+from farcall_common.http_errors import REQUEST_ID
 from farcall_common.limits import MAX_INLINE_BYTES, MAX_PAYLOAD_BYTES
 from farcall_common.objects.node_blocks import OneNode
 from farcall_common.payload import (
@@ -378,6 +379,11 @@ class FakeCloud:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if str(request.url).startswith(_BLOB_URL):
             return self._answer_blob(request)
+        answer = self._answer_api(request)
+        answer.headers[REQUEST_ID] = request.headers.get(REQUEST_ID, "")
+        return answer
+
+    def _answer_api(self, request: httpx.Request) -> httpx.Response:
         try:
             token = request.headers.get("authorization", "").removeprefix("Bearer ")
             if token != self.token and not self._accounts.accepts(token):
