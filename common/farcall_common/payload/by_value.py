@@ -24,8 +24,8 @@ import io
 import itertools
 import linecache
 import operator
+import os
 import pickle
-import secrets
 import sys
 import types
 import typing
@@ -346,7 +346,7 @@ class _Versions:
         known = sent.get(cls)
         if known is None or not self._is_current(cls, known):
             if known is not None:
-                _numbers[cls] = secrets.token_hex(8)
+                _numbers[cls] = os.urandom(8).hex()
             while len(sent) >= _MAX_SENT:
                 sent.pop(next(iter(sent)), None)
             sent[cls] = found = arrived_classes.Sent(next(_order), Snapshot(cls))
