@@ -181,7 +181,7 @@ _OF_WRAPPERS = frozenset(
 
 
 def own_attributes(wrapper: Any) -> dict[str, Any]:
-    """The attributes that somebody gave such a function, and not the function inside of it."""
+    """The attributes that a program gave such a function, and not the function inside of it."""
     inner = getattr(wrapper.__wrapped__, "__dict__", {})
     return {
         name: value

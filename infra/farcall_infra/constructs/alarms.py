@@ -328,7 +328,7 @@ class Alarms(Construct):
 
     def _add_events(self, monitored: Monitored) -> None:
         """Events of RDS and ECS, which no metric shows, go to the topic."""
-        self._tell(
+        self._notify(
             "DatabaseEvents",
             events.EventPattern(
                 source=["aws.rds"],
@@ -340,7 +340,7 @@ class Alarms(Construct):
             ),
             f"Farcall {self._prefix}, database: {events.EventField.from_path('$.detail.Message')}",
         )
-        self._tell(
+        self._notify(
             "ForwarderEvents",
             events.EventPattern(
                 source=["aws.ecs"],
@@ -352,7 +352,7 @@ class Alarms(Construct):
             "See the events of its service in ECS.",
         )
 
-    def _tell(self, name: str, pattern: events.EventPattern, text: str) -> None:
+    def _notify(self, name: str, pattern: events.EventPattern, text: str) -> None:
         message = events.RuleTargetInput.from_text(text)
         events.Rule(self, name, event_pattern=pattern, targets=[targets.SnsTopic(self._topic, message=message)])
 

@@ -84,8 +84,8 @@ class WebApi(Construct):
         rest_api.endpoint_access_mode = "BASIC"
         api.root.add_proxy(any_method=True)  # and the root itself
         _accept_findings(api)
-        for response, error, message, other_status in _GATEWAY_ANSWERS:
-            status = other_status or status_of(error)
+        for response, error, message in _GATEWAY_ANSWERS:
+            status = status_of(error)
             api.add_gateway_response(
                 response.response_type,
                 type=response,
@@ -129,17 +129,16 @@ def _accept_findings(api: apigateway.RestApi) -> None:
 _MESSAGE = "$context.error.messageString"
 #: The authorizer's message, as the inside of a text of JSON.
 _REFUSAL = "$context.authorizer.refusal"
-#: Of each response: the error, the message, and the status if it is not that of the error.
-_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str, int | None], ...] = (
-    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE, None),
-    (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL, None),
-    (apigateway.ResponseType.WAF_FILTERED, UserNotAllowed, _MESSAGE, None),
-    (apigateway.ResponseType.REQUEST_TOO_LARGE, RequestTooLarge, _MESSAGE, None),
-    (apigateway.ResponseType.UNSUPPORTED_MEDIA_TYPE, InvalidRequest, _MESSAGE, 415),
-    (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE, None),
-    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded, _MESSAGE, None),
-    (apigateway.ResponseType.DEFAULT_4_XX, InvalidRequest, _MESSAGE, None),
-    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable, _MESSAGE, None),
+#: Of each response: the error, whose status it gets, and the message.
+_GATEWAY_ANSWERS: tuple[tuple[apigateway.ResponseType, type[FarcallError], str], ...] = (
+    (apigateway.ResponseType.UNAUTHORIZED, Unauthenticated, _MESSAGE),
+    (apigateway.ResponseType.ACCESS_DENIED, UserNotAllowed, _REFUSAL),
+    (apigateway.ResponseType.WAF_FILTERED, UserNotAllowed, _MESSAGE),
+    (apigateway.ResponseType.REQUEST_TOO_LARGE, RequestTooLarge, _MESSAGE),
+    (apigateway.ResponseType.THROTTLED, LimitExceeded, _MESSAGE),
+    (apigateway.ResponseType.QUOTA_EXCEEDED, LimitExceeded, _MESSAGE),
+    (apigateway.ResponseType.DEFAULT_4_XX, InvalidRequest, _MESSAGE),
+    (apigateway.ResponseType.DEFAULT_5_XX, Unavailable, _MESSAGE),
 )
 
 
