@@ -40,7 +40,7 @@ class Sent(NamedTuple):
 
 
 class _Reading(threading.local):
-    """What this thread reads. ``states``: those found so far, if a caller wants them. ``keeps``: see :func:`keeping`."""
+    """What this thread reads. ``states``: those found so far, if they are wanted. ``keeps``: see :func:`keeping`."""
 
     states: list[State] | None = None
     keeps: bool = False
