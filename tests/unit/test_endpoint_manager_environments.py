@@ -390,6 +390,9 @@ def test_starts_that_hang_do_not_keep_all_places_from_others(is_cancelled: bool)
     assert rig.finish(None) == "ada"
     assert not rig.failures()
     if not is_cancelled:
+        for name in ("ada2", "ada3"):
+            rig.settle(tasks(None, name, submitter="ada"))
+            assert rig.finish(None) == name, "the place stays with those whose starts end"
         rig.hanging.clear()
         rig.settle()
         assert {rig.finish(each) for each in (A, B)} == {"e1", "e2"}

@@ -34,6 +34,8 @@ _MARGIN: Final = 1.1
 _LEAST_REVIEW_S: Final = 0.02
 _LONG_START_S: Final = 30.0
 """A start of a payer with more places than another, who waits for one, may take so long."""
+_ONE_START_S: Final = 600.0
+"""So long a payer, one of whose starts took longer, has one start at a time."""
 
 
 class Placement:
@@ -61,6 +63,7 @@ class Placement:
         self._prefetch = prefetch
         self._idle = idle
         self._unlimited = unlimited
+        self._slow_starts: dict[str, float] = {}  # until when a payer has one start at a time
         self.review_at: float | None = None
         """When a decision may be another without an event: a turn ends, or a task is not expected to end any more."""
 
@@ -72,7 +75,9 @@ class Placement:
         """
 
         def can_start(pair: Pair) -> bool:
-            return self._environments.is_ready(pair.key, pair.submitter, now) and (bool(pair.key) or can_start_own)
+            if not pair.key:
+                return can_start_own
+            return self._environments.is_ready(pair.key, pair.submitter, now) and not self._has_slow_start(pair, now)
 
         if hint is not None and not hint.key and can_start_own and self._queue.waiting(hint):
             return hint
@@ -194,6 +199,8 @@ class Placement:
             if state is not None and state.state is State.READY:
                 self._review(state.launch_at_of(pair.submitter))
             return 0
+        if self._has_slow_start(pair, now):
+            return 0
         is_parked = any(worker.parked and worker.pair == pair and not worker.killed for worker in self._all())
         within_s = 0.0 if is_parked else state.expected_start_s
         mean_s = state.expected_task_s
@@ -259,9 +266,27 @@ class Placement:
             return unwanted[-1]
         counts = collections.Counter(worker.place.share_of for worker in self._active())
         for worker in reversed(starting):
-            if counts[worker.pair.share_of] > max(1, counts[pair.share_of] + 1):
-                return self._at_end_of_turn(worker, worker.since + _LONG_START_S, now)
+            payer = worker.pair.share_of
+            if counts[payer] > max(1, counts[pair.share_of] + 1):
+                found = self._at_end_of_turn(worker, worker.since + _LONG_START_S, now)
+                if found is not None:
+                    self._slow_starts[payer] = now + _ONE_START_S
+                return found
         return None
+
+    def _has_slow_start(self, pair: Pair, now: float) -> bool:
+        """Whether a payer, some of whose starts took too long, has one start now, and so no other one."""
+        until = self._slow_starts.get(pair.share_of)
+        if until is None:
+            return False
+        if now >= until:
+            del self._slow_starts[pair.share_of]
+            return False
+        starting = [worker for worker in self._active() if worker.pair.key and not (worker.is_ready or worker.killed)]
+        if any(worker.pair.share_of == pair.share_of for worker in starting):
+            self._review(until)
+            return True
+        return False
 
     def _place_of_payer(self, payer: str, others: list[Worker], now: float) -> Worker | None:
         """A worker of another payer that has more than this one, or whose turn is over."""
