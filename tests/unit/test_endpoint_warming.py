@@ -36,7 +36,7 @@ from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.agent.warming import WarmingAwarePolicy
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import EnvironmentStatus, FileContent, Finished, PrewarmRequest, Progress
+from farcall_endpoint.protocol import EnvironmentStatus, FileContent, Finished, PrewarmRequest, Progress, Started
 from tests.support.agent import CoreDriver, Turn
 
 SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")
@@ -494,6 +494,37 @@ def test_tasks_of_many_environments_that_are_prepared_hold_no_others_up(policy: 
     there.clear()
     core.progress("m", Progress(done, workers=2, idle_workers=2), [b"r", b"r"])
     assert 8 <= len(turns(3.0)) < 11, "the next ones come"
+
+
+@pytest.mark.parametrize("environment", [None, SCI])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_task_waits_behind_a_long_one_on_another_node(policy: str, environment: Environment | None) -> None:
+    core = core_with(policy=POLICIES[policy](random.Random(1)))
+    warm = () if environment is None else (EnvironmentStatus(SCI.key, "sci", "apptainer", warm=2, start_s=2.0),)
+    where: dict[str, str] = {}
+
+    def send(*specs: TaskSpec) -> None:
+        core.accept(*specs)
+        for name, tasks in core.decide(now=1.0).orders.items():
+            where.update({task.task_id: name for task in tasks})
+
+    for name in "ab":
+        core.manager_registered(name, slots=2, node=name, types=WORKS, image="")
+        core.progress(name, Progress(workers=2, idle_workers=2, environments=warm))
+    send(*(spec_of(f"quick-{number}", "ada", environment) for number in range(4)))
+    for task_id, name in [*where.items()]:
+        done = Finished(task_id, TaskState.SUCCESS, 0, None, 1.0, 1.001)
+        core.progress(name, Progress((done,), workers=2, idle_workers=2), [b"r"])
+    core.decide(now=1.0)
+    core.manager_lost("b", "its block is over")
+    send(*(spec_of(f"long-{number}", "eve", environment) for number in range(2)))
+    started = tuple(Started(f"long-{number}", 1.0) for number in range(2))
+    core.progress("a", Progress(workers=2, started=started))
+    core.manager_registered("b", slots=2, node="b", types=WORKS, image="")
+    core.progress("b", Progress(workers=2, idle_workers=2, environments=warm))
+    send(*(spec_of(f"ada-{number}", "ada", environment) for number in range(40)))
+    assert {where.get(f"ada-{number}", "b") for number in range(40)} == {"b"}
+    assert sum(task_id.startswith("ada") for task_id in where) > 2, "some wait behind short ones"
 
 
 def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:

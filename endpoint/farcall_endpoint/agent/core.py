@@ -696,6 +696,7 @@ class AgentCore:
         if queue.waiting or managers.has_environments:
             self._refuse_unsupported()
             environments = self._environments.demand(queue, managers, own=self._prefetch, now=now)
+        managers.note_long_tasks()
         placed += queue.place(
             self._policy,
             managers.loads,

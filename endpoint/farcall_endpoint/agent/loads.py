@@ -89,7 +89,8 @@ class ManagerLoad:
     which count as ``free``. ``contents``: of files, which its node has, or gets for tasks that are here; each with the
     number of reasons. ``latency_slots``: workers for tasks with a target, beyond ``slots``, and ``latency_free``: those
     without a task; below 0 by as many as wait there. ``pressure``: the part of the time in which some process of the
-    node waits for a CPU. ``late``: the latency classes that would need more of them.
+    node waits for a CPU. ``late``: the latency classes that would need more of them. ``long``: tasks here that run
+    for long, by the key of their environment; nothing should wait behind them.
     """
 
     manager_id: str
@@ -106,10 +107,11 @@ class ManagerLoad:
     latency_free: int = 0
     pressure: float = 0.0
     late: Collection[str] = ()
+    long: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def room(self, depth: int) -> int:
-        """What it takes, if so many tasks may wait behind each running one."""
-        return self.free + self.slots * depth
+        """What it takes, if so many tasks may wait behind each running one that is not long."""
+        return self.free + max(0, self.slots - sum(self.long.values())) * depth
 
     def lasts(self, walltime_s: float | None, *, now: float) -> bool:
         """Whether a task with such a limit can end here."""

@@ -10,6 +10,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.fairness import FairQueue
+from farcall_common.wire import TaskState
 from farcall_endpoint.agent.graphs import GraphNeeds
 from farcall_endpoint.agent.loads import (
     MOST_OVERTAKEN,
@@ -172,6 +173,18 @@ class Managers:
         if (member := self._members.get(manager_id)) is not None:
             member.load.pressure = status.pressure
             member.load.late = {each.name for each in status.classes if each.problem == NEEDS_CPU}
+
+    def note_long_tasks(self) -> None:
+        """Find the tasks that managers have reported as running, where no slot is free: short ones end before. They are
+        the oldest ones."""
+        for member in self._members.values():
+            load = member.load
+            load.long = {}
+            if load.free <= 0:
+                oldest = itertools.islice(member.outstanding.values(), 2 * load.slots)
+                load.long = collections.Counter(
+                    task.environment_key for task in oldest if task.state is TaskState.RUNNING and not task.is_latency
+                )
 
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""

@@ -290,7 +290,8 @@ class _Plan:
             if not (need.left and depth):
                 continue
             for node, seats in sorted(need.seats, key=lambda each: each[1].sent - each[1].ready * (1 + depth)):
-                count = min(seats.ready * (1 + depth) - seats.sent, need.left)
+                quick = max(0, seats.ready - node.manager.long.get(need.key, 0))
+                count = min(seats.ready + quick * depth - seats.sent, need.left)
                 for _ in range(count):
                     need.places.append((node.manager, False, True))
                 need.left -= max(0, count)
