@@ -399,6 +399,13 @@ def test_names_in_classes_and_texts_inside_of_a_function_are_found(
     assert there_and_back(names["f"])() == 3
 
 
+@every_way
+def test_a_text_that_is_not_evaluated_names_nothing(there_and_back: Callable[[Any], Any]) -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "lock": threading.Condition()}
+    exec("def f(text):\n found = {'lock': 3}\n exec(text, found)\n return found['lock']", names)
+    assert there_and_back(names["f"])("lock += 1") == 4
+
+
 def test_a_function_that_looks_up_the_main_module_is_refused() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec("def f():\n import sys\n return [sys.modules['__main__'].LIMIT for _ in range(1)]", names)

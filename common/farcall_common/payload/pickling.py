@@ -221,7 +221,7 @@ _global_names: weakref.WeakKeyDictionary[CodeType, frozenset[str]] = weakref.Wea
 
 def global_names(code: CodeType) -> frozenset[str]:
     """The names of modules' variables that a function uses, those of the functions inside it too. With them the names
-    in its constant texts, if it evaluates text: those may be names of other things."""
+    in constant texts that it evaluates."""
     found = _global_names.get(code)
     if found is None:
         found = _global_names[code] = frozenset(names_in_code(code).union(*map(_names_in_texts, codes_in(code))))
@@ -248,11 +248,30 @@ def _names_in_texts(code: CodeType) -> set[str]:
         return set()
     texts = [constant for constant in code.co_consts if isinstance(constant, str)]
     names = {name for text in texts for name in _NAME_BEHIND_AT.findall(text)}
-    if any(step.argval in _READ_TEXTS for step in dis.get_instructions(code) if step.opname in _LOOKUPS):
-        for text in texts:
-            with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
-                names |= names_in_code(compile(text, "<text>", "exec", dont_inherit=True))
+    for text in _texts_read(code):
+        with contextlib.suppress(SyntaxError, ValueError), warnings.catch_warnings(action="ignore"):
+            names |= names_in_code(compile(text, "<text>", "exec", dont_inherit=True))
     return names
+
+
+def _texts_read(code: CodeType) -> Iterator[str]:
+    """The texts next to ``eval``, ``exec`` and ``globals``: what they get, or what is looked up in their result."""
+    before: object = None
+    is_next = False
+    for step in dis.get_instructions(code):
+        if step.opname in _LOOKUPS:
+            is_next = step.argval in _READ_TEXTS
+            if is_next and isinstance(before, str):
+                yield before
+        elif step.opname == "LOAD_CONST":
+            if is_next and isinstance(step.argval, str):
+                yield step.argval
+            is_next = False
+            before = step.argval
+        elif step.opname.startswith("LOAD_FAST") or step.opname in ("LOAD_DEREF", "STORE_FAST", "POP_TOP"):
+            is_next = False
+        if step.opname not in ("LOAD_CONST", "PUSH_NULL"):
+            before = None
 
 
 USES_MAIN = "uses the main module, __main__, which is another one on a worker: pass what it needs as an argument"
