@@ -33,6 +33,7 @@ from botocore.exceptions import (
     UnknownCredentialError,
     WaiterError,
 )
+from botocore.parsers import ResponseParserError
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_infra.cloud.account import Caller, Database, LeftBehind, Metric, Queue, Resource, Sample, Stack, Tasks
@@ -481,7 +482,7 @@ def _translated() -> Iterator[None]:
         if code in _REFUSED:
             raise AwsRefused(str(error)) from error
         raise Unavailable(str(error)) from error
-    except BotoCoreError as error:
+    except (BotoCoreError, ResponseParserError) as error:
         raise Unavailable(f"AWS cannot be reached: {error}", hint="Check the network and --region.") from error
 
 
