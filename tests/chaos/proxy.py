@@ -152,7 +152,8 @@ class Network:
         self._thread.start()
         self._lock = threading.Lock()
         self._forwarders: dict[int, _Proxy] = {}
-        self._http = httpx.Client(base_url=api_url, timeout=120.0)
+        # A kept connection may be closed by the API just when it is used, which would be a fault that no phase orders.
+        self._http = httpx.Client(base_url=api_url, timeout=120.0, limits=httpx.Limits(max_keepalive_connections=0))
         network = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
