@@ -110,7 +110,7 @@ class ManagerLoad:
     long: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def room(self, depth: int) -> int:
-        """What it takes, if so many tasks may wait behind each running one that is not long."""
+        """Count the tasks that it takes, if so many may wait behind each running one that is not long."""
         return self.free + max(0, self.slots - sum(self.long.values())) * depth
 
     def lasts(self, walltime_s: float | None, *, now: float) -> bool:

@@ -26,7 +26,7 @@ _ALMOST_EQUAL: Final = 0.85
 
 
 _MAX_BYTES: Final = 256 * 1024
-"""Of a file. The reader takes seconds for so many."""
+"""Largest file. The reader takes seconds for one of this size."""
 
 
 def read_config(path: Path) -> Config:
@@ -55,7 +55,7 @@ def read_text(path: Path) -> str:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ConfigurationError(
-                f"{path} is no configuration: it has more than {_MAX_BYTES // 1024} KiB.",
+                f"{path} is too large for a configuration: it has more than {_MAX_BYTES // 1024} KiB.",
                 hint="Check that it is the right file.",
             )
         return content.decode().replace("\r\n", "\n").replace("\r", "\n")

@@ -49,26 +49,46 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class _StartFailures:
-    """Starts that failed one after the other, of workers of one submitter. ``launch_at``: when the next may be tried.
-    ``record``: why tasks fail until ``retry_at``; None: they wait."""
+class _Starts:
+    """Counts starts of workers that fail one after the other. ``launch_at``: when the next may be tried."""
 
     def __init__(self) -> None:
-        self.launch_at = self.retry_at = 0.0
-        self.record: ErrorRecord | None = None
+        self.launch_at = 0.0
         self._rounds = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
-        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
 
-    def add(self, now: float, *, has_workers: bool) -> bool:
-        """One more; whether tasks fail now: they do after several, if there is no worker. After that pause, each is a
-        try."""
+    def failed(self, now: float, *, is_try: bool, has_workers: bool) -> bool:
+        """Count one more; whether tasks fail now: they do after several, or one that was a try, if there is no
+        worker."""
         if now >= self.launch_at:  # workers that were started together fail as one round
             self.launch_at = now + self._rounds.next_s()
-        if has_workers or not (self._pause.failures or self._rounds.failures >= _MAX_START_FAILURES):
-            return False
-        self.retry_at = now + self._pause.next_s()
-        self.launch_at = 0.0
+        return not has_workers and (is_try or self._rounds.failures >= _MAX_START_FAILURES)
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
         self._rounds.reset()
+
+    def begin_again(self) -> None:
+        """Forget the failures, also when the next start may be."""
+        self._rounds.reset()
+        self.launch_at = 0.0
+
+
+class _StartsOfOne(_Starts):
+    """Starts of workers of one submitter other than the owner. ``record``: why that submitter's tasks fail until
+    ``retry_at``; then each is a try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retry_at = 0.0
+        self.record: ErrorRecord | None = None
+        self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
+
+    def failed_for(self, record: ErrorRecord, now: float, *, has_workers: bool) -> bool:
+        """Count one more, for this reason; whether tasks fail now."""
+        if not self.failed(now, is_try=self._pause.failures > 0, has_workers=has_workers):
+            return False
+        self.record, self.retry_at = record, now + self._pause.next_s()
+        self.begin_again()
         return True
 
 
@@ -98,12 +118,11 @@ class EnvironmentState:
         self.last_start_s: float | None = None
         self.mean_s: float | None = None
         self.used_at = 0.0
-        self.launch_at = 0.0
         self.record: ErrorRecord | None = None
         self.due_at: float | None = None  # end of the time for a preparation, or the time of the next one
         self.prepares_again = False  # which of the two
-        self._starts = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
-        self._of_others: dict[str, _StartFailures] = {}  # by submitter other than the owner
+        self._starts = _Starts()
+        self._of_others: dict[str, _StartsOfOne] = {}  # by submitter other than the owner
         self._preparations = Backoff(first_s=_FIRST_PREPARATION_WAIT_S, most_s=_MAX_PREPARATION_WAIT_S)
         self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
         self._retry_at = 0.0
@@ -188,26 +207,31 @@ class EnvironmentState:
             self._fail(record, now)
 
     @property
+    def launch_at(self) -> float:
+        """When a worker of the owner may be started, if it is ready."""
+        return self._starts.launch_at
+
+    @property
     def has_failed_starts(self) -> bool:
         """Whether workers of a submitter other than the owner did not start."""
         return bool(self._of_others)
 
     def launch_at_of(self, submitter: str) -> float:
         """When a worker of a submitter may be started, if it is ready."""
-        failures = self._of_others.get(submitter)
-        return self.launch_at if failures is None else max(self.launch_at, failures.launch_at)
+        starts = self._of_others.get(submitter)
+        return self.launch_at if starts is None else max(self.launch_at, starts.launch_at)
 
     def refusal_of(self, submitter: str, now: Instant) -> ErrorRecord | None:
         """Why there is no use in waiting for a worker of a submitter other than the owner."""
-        failures = self._of_others.get(submitter)
-        return failures.record if failures is not None and now.mono < failures.retry_at else None
+        starts = self._of_others.get(submitter)
+        return starts.record if starts is not None and now.mono < starts.retry_at else None
 
     def worker_started(self, submitter: str, start_s: float) -> None:
         """A worker of a submitter is ready, after so long."""
         self._of_others.pop(submitter, None)
         self.last_start_s = start_s
         self.start_s = start_s if self.start_s is None else self.start_s + _MEMORY * (start_s - self.start_s)
-        self._starts.reset()
+        self._starts.succeeded()
         self._pause.reset()
         self.record = None
         if self.state is State.FAILED:  # it was slow, but it works
@@ -227,21 +251,15 @@ class EnvironmentState:
         record = outcomes.environment_start_failed(self.environment.label, words)
         record = dataclasses.replace(record, stderr_tail=log or None)
         if submitter:
-            failures = self._of_others.setdefault(submitter, _StartFailures())
+            starts = self._of_others.setdefault(submitter, _StartsOfOne())
             while len(self._of_others) > _MAX_KNOWN:
                 del self._of_others[next(iter(self._of_others))]
-            if not failures.add(now.mono, has_workers=has_workers):
-                return None
-            failures.record = record
-            return record
+            return record if starts.failed_for(record, now.mono, has_workers=has_workers) else None
         self.record = record
-        if now.mono >= self.launch_at:  # workers that were started together fail as one round
-            self.launch_at = now.mono + self._starts.next_s()
-        is_try = self._pause.failures > 0
-        if (is_try or self._starts.failures >= _MAX_START_FAILURES) and not has_workers:
-            self._fail(self.record, now)
-            return self.record
-        return None
+        if not self._starts.failed(now.mono, is_try=self._pause.failures > 0, has_workers=has_workers):
+            return None
+        self._fail(record, now)
+        return record
 
     def tasks_ended(self, count: int, duration_s: float) -> None:
         """A worker has run so many of its tasks; they took so long together."""
@@ -287,10 +305,9 @@ class EnvironmentState:
         self.record = record
         pause_s = self._pause.next_s()
         self._retry_at, self._retry_epoch = now.mono + pause_s, now.epoch + pause_s
-        self._starts.reset()
+        self._starts.begin_again()
         self._preparations.reset()
         self.due_at = None
-        self.launch_at = 0.0
         self._set(State.FAILED, "", now)
 
     def _set(self, state: State, text: str, now: Instant) -> None:

@@ -35,7 +35,7 @@ _LEAST_REVIEW_S: Final = 0.02
 _LONG_START_S: Final = 30.0
 """A start of a payer with more places than another, who waits for one, may take so long."""
 _ONE_START_S: Final = 600.0
-"""So long a payer, one of whose starts took longer, has one start at a time."""
+"""A payer, one of whose starts took longer than that, has one start at a time for so many seconds."""
 
 
 class Placement:
@@ -256,11 +256,7 @@ class Placement:
     def _place_of_start(self, pair: Pair, now: float) -> Worker | None:
         """A start in an environment whose tasks were cancelled or have other workers; or one that takes long, of a
         payer with more places than this one, which keeps one. Nothing else ends a start before its limit of time."""
-        starting = [
-            worker
-            for worker in self._active()
-            if worker.pair.key and not (worker.is_ready or worker.killed) and worker.yields_to is None
-        ]
+        starting = [worker for worker in self._starting() if worker.yields_to is None]
         unwanted = [each for each in starting if each.pair != pair and not self._queue.waiting(each.pair)]
         if unwanted:
             return unwanted[-1]
@@ -282,8 +278,7 @@ class Placement:
         if now >= until:
             del self._slow_starts[pair.share_of]
             return False
-        starting = [worker for worker in self._active() if worker.pair.key and not (worker.is_ready or worker.killed)]
-        if any(worker.pair.share_of == pair.share_of for worker in starting):
+        if any(worker.pair.share_of == pair.share_of for worker in self._starting()):
             self._review(until)
             return True
         return False
@@ -350,6 +345,10 @@ class Placement:
     def _active(self) -> Iterator[Worker]:
         """The workers that have a place."""
         return (worker for worker in self._workers.values() if worker.has_slot)
+
+    def _starting(self) -> Iterator[Worker]:
+        """The workers with a place that start in an environment."""
+        return (each for each in self._active() if each.pair.key and not (each.is_ready or each.killed))
 
     def _by_place(self) -> dict[Pair, list[Worker]]:
         by_place: dict[Pair, list[Worker]] = {}

@@ -217,7 +217,7 @@ class Preparations:
         return True
 
     def _accepted(self, state: EnvironmentState, jobs: Sequence[Job], now: Instant) -> Sequence[Job]:
-        """Of these tasks, those for whose submitters workers may start; the others fail."""
+        """Select the tasks for whose submitters workers may start; the others fail."""
         if not state.has_failed_starts:
             return jobs
         accepted: list[Job] = []
