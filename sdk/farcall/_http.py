@@ -148,8 +148,6 @@ class Http:
         :raises FarcallError: the API's own error, or Unavailable when it cannot be reached.
         :raises InvalidRequest: for a body with a number that JSON does not have.
         """
-        if not is_finite(body):
-            raise InvalidRequest("NaN and infinity cannot be sent: JSON has neither", hint="Send null or a text.")
 
         def read(response: httpx.Response) -> Any:
             content = response.read()
@@ -165,6 +163,8 @@ class Http:
             return found
 
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
+        if content is not None and b"null" in content and not is_finite(body):
+            raise InvalidRequest("NaN and infinity cannot be sent: JSON has neither", hint="Send null or a text.")
         url = self.settings.api_url + path
         request_id = uuid.uuid4().hex
         headers = functools.partial(self._headers, request_id)
