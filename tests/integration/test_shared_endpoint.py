@@ -125,7 +125,8 @@ def test_nothing_of_one_submitter_is_left_for_another(cloud: FakeCloud, level: s
     assert cloud.end(cloud.submit(start_a_process, name, submitter=ATTACKER)).value is True
 
     def attacked() -> object:
-        """What the victim's task returns; the manager may have replaced the worker meanwhile."""
+        """Attack, and return what the victim's task returns. What the first task has left running ends the worker,
+        perhaps between both tasks."""
         cloud.end(cloud.submit(patch_the_worker, submitter=ATTACKER))
         return cloud.end(cloud.submit(truth, "the truth", submitter=VICTIM)).value
 

@@ -40,7 +40,8 @@ class Sent(NamedTuple):
 
 
 class _Reading(threading.local):
-    """What this thread reads. ``states``: those found so far, if they are wanted. ``keeps``: see :func:`keeping`."""
+    """State of reading in this thread. ``states``: those found so far, if a caller collects them. ``keeps``: as
+    :func:`keeping` has it."""
 
     states: list[State] | None = None
     keeps: bool = False

@@ -195,7 +195,7 @@ def _method(_: Pickler, method: MethodType) -> Any:
 
 
 def _found_by_class(owner: Any, name: object) -> Any:
-    """What the class of an object, or a class itself, has under a name; None if the object has it in itself."""
+    """Find a name in the class of an object, or in a class itself; None if the object has an attribute of that name."""
     is_class = isinstance(owner, type)
     if not isinstance(name, str) or (not is_class and name in getattr(owner, "__dict__", ())):
         return None

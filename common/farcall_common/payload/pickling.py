@@ -229,7 +229,7 @@ def global_names(code: CodeType) -> frozenset[str]:
 
 
 def names_in_code(code: CodeType) -> set[str]:
-    """As :func:`global_names`, without the names in texts."""
+    """Find names as :func:`global_names` does, without those in texts."""
     return {step.argval for each in codes_in(code) for step in dis.get_instructions(each) if step.opname in _LOOKUPS}
 
 

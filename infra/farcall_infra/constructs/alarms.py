@@ -301,7 +301,7 @@ class Alarms(Construct):
         )
 
     def _add_queue_alarms(self, monitored: Monitored) -> None:
-        """For each node. There is none for evictions: the queue's policy is to refuse, and to evict nothing."""
+        """Add alarms for each node. None is for evictions: the queue's policy is to refuse, and to evict nothing."""
         for number, node in enumerate(monitored.queue_nodes, start=1):
             self._above(
                 f"queue-memory-{number}",
