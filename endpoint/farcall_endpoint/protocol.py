@@ -170,6 +170,13 @@ class CancelTasks(_Message, frozen=True):
     task_ids: tuple[str, ...]
 
 
+class ReturnTasks(_Message, frozen=True):
+    """Give back those of these tasks that wait here for a worker: another node has places for them. Answered by
+    ``returned`` of a Progress; those that have begun, or are about to, stay."""
+
+    task_ids: tuple[str, ...]
+
+
 class WantedOutput(_Part, frozen=True):
     """A task of this manager whose output is requested from these offsets. ``start`` is the agent's number of the
     attempt."""
@@ -363,6 +370,7 @@ class CopyFiles(_Message, frozen=True):
 FromAgent = (
     RunTasks
     | CancelTasks
+    | ReturnTasks
     | ReadOutput
     | Stop
     | ResultsTaken
@@ -522,7 +530,8 @@ class Progress(_Message, frozen=True):
     ``environments``: all that the node knows; None: unchanged since the last Progress. ``graphs``: those that run and
     have changed, each at most every quarter of a second. ``waiting_calls``: by the key of their environment, how many
     calls other managers may take over; None: unchanged. ``progress``: of tasks that say how far they are, each at most
-    once a second. ``cpu_shares``: of latency classes; None: unchanged."""
+    once a second. ``cpu_shares``: of latency classes; None: unchanged. ``returned``: tasks that have not begun, and are
+    not here any more."""
 
     finished: tuple[Finished, ...] = ()
     died: tuple[Died, ...] = ()
@@ -535,6 +544,7 @@ class Progress(_Message, frozen=True):
     waiting_calls: tuple[tuple[str, int], ...] | None = None
     progress: tuple[ReportedProgress, ...] = ()
     cpu_shares: CpuSharesStatus | None = None
+    returned: tuple[str, ...] = ()
 
 
 class CallsTaken(_Message, frozen=True):

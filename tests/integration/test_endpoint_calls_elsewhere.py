@@ -66,6 +66,34 @@ def test_a_fan_out_runs_on_both_managers(endpoint: EndpointProcess, tmp_path: Pa
     assert calls["node"]
 
 
+def wait_for(path: str) -> str:
+    """Run until a file is there."""
+    import time
+    from pathlib import Path
+
+    while not Path(path).exists():
+        time.sleep(0.005)
+    return "long"
+
+
+def short() -> str:
+    return "short"
+
+
+def test_tasks_behind_a_long_one_move_to_the_other_manager(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    cloud, gate = endpoint.cloud, tmp_path / "gate"
+    try:
+        for _ in range(5):  # at last, managers know that tasks are short, and get some ahead
+            before = [cloud.submit(short) for _ in range(20)]
+            assert [cloud.end(each).value for each in before] == ["short"] * 20
+        long = cloud.submit(wait_for, str(gate))
+        after = [cloud.submit(short) for _ in range(40)]
+        assert [cloud.end(each).value for each in after] == ["short"] * 40
+    finally:
+        gate.touch()
+    assert cloud.end(long).value == "long"
+
+
 def driver(path: str, count: int) -> list[int]:
     """Call a function many times, which waits until two managers run it."""
     from farcall_common.running import current

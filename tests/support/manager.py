@@ -173,6 +173,7 @@ class Rig:
             tuple(each for report in reports for each in report.progress.died),
             tuple(each for report in reports for each in report.progress.started),
             problem=reports[-1].progress.problem if reports else "",
+            returned=tuple(each for report in reports for each in report.progress.returned),
         )
         return progress, results
 

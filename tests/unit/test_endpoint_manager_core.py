@@ -39,6 +39,7 @@ from farcall_endpoint.protocol import (
     Ending,
     ReadOutput,
     ResultsTaken,
+    ReturnTasks,
     Stop,
     TaskOrder,
     WantedOutput,
@@ -246,6 +247,17 @@ def test_cancel_of_waiting_pipelined_and_running_tasks() -> None:
     [finished] = rig.progress().finished
     assert finished.state is TaskState.CANCELLED
     assert not rig.progress().died
+
+
+def test_tasks_that_have_not_begun_are_given_back() -> None:
+    rig = started(prefetch=1)
+    rig.jobs("running", "piped", "waiting")
+    rig.read()
+    rig.handle(ReturnTasks(("running", "piped", "waiting", "unknown")))
+    assert rig.progress().returned == ("waiting",)
+    rig.handle(CancelTasks(("waiting",)))
+    assert not rig.progress().finished
+    assert not rig.progress().returned
 
 
 def test_agent_hears_whose_worker_is_ended_before_it_is() -> None:
@@ -720,8 +732,11 @@ def test_tasks_of_several_submitters_are_answered_once_in_random_runs(seed: int)
                 else:
                     rig.done(worker_id)
                 rig.settle()
+        if rng.random() < 0.1:
+            rig.settle(ReturnTasks(tuple(rng.sample(sorted(sent), k=min(len(sent), 9)))))
         progress = rig.progress()
         answered.update([each.task_id for each in progress.finished] + [each.task_id for each in progress.died])
+        answered.update(progress.returned)
         assert rig.now < 10_000, "some tasks are never run"
     assert set(answered) == sent
     assert set(answered.values()) == {1}

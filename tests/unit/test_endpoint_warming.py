@@ -527,6 +527,38 @@ def test_no_task_waits_behind_a_long_one_on_another_node(policy: str, environmen
     assert sum(task_id.startswith("ada") for task_id in where) > 2, "some wait behind short ones"
 
 
+def test_tasks_that_were_sent_behind_a_task_that_became_long_move_to_another_node() -> None:
+    core = core_with()
+    where: dict[str, str] = {}
+
+    def decide(now: float) -> dict[str, list[str]]:
+        """What managers are asked to give back."""
+        turn = core.decide(now=now)
+        for name, tasks in turn.orders.items():
+            where.update({task.task_id: name for task in tasks})
+        return {each.manager_id: list(each.task_ids) for each in turn.actions if isinstance(each, do.ReturnTasks)}
+
+    core.manager_registered("a", slots=1, node="a", types=WORKS, image="")
+    core.progress("a", Progress(workers=1, idle_workers=1))
+    core.accept(spec_of("quick", "ada", None))
+    decide(1.0)
+    core.progress("a", Progress((Finished("quick", TaskState.SUCCESS, 0, None, 1.0, 1.001),), workers=1), [b"r"])
+    core.accept(spec_of("long", "eve", None), *(spec_of(f"ada-{number}", "ada", None) for number in range(3)))
+    assert decide(2.0) == {}
+    assert where["ada-0"] == "a", "nothing is known of the long one yet"
+    core.manager_registered("b", slots=1, node="b", types=WORKS, image="")
+    core.progress("b", Progress(workers=1, idle_workers=1))
+    core.progress("a", Progress(workers=1, started=(Started("long", 2.0),)))
+    [asked] = decide(3.0).items()
+    assert asked == ("a", ["ada-0"]), "one place is free"
+    core.cancel(["ada-2"])
+    core.progress("a", Progress(workers=1, returned=("ada-0", "ada-2")))
+    decide(3.1)
+    assert where["ada-0"] == "b"
+    assert where["ada-2"] == "a"
+    assert core.core.demand().tasks == 3, "long, ada-0 and ada-1"
+
+
 def test_short_tasks_stay_with_the_worker_that_is_warm() -> None:
     core = core_with()
     manager(core, "a")

@@ -75,6 +75,13 @@ class CancelTasks(Action, frozen=True):
     task_ids: Sequence[str]
 
 
+class ReturnTasks(Action, frozen=True):
+    """Let a manager give back tasks that have not begun. What follows from it comes with the manager's answer."""
+
+    manager_id: str
+    task_ids: Sequence[str]
+
+
 class Prewarm(Action, frozen=True):
     """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
 

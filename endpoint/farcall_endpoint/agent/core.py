@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN_S: Final = 0.1
 """While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
+_TAKE_BACK_S: Final = 0.25
+"""How often tasks are looked for that wait behind long ones while other nodes have places."""
 _LATENCY_DEPTH: Final = 8
 """Tasks with a target that wait at a manager for each of its workers for them: it knows best which comes first."""
 _MOST_ASIDE: Final = 1000
@@ -154,6 +156,7 @@ class AgentCore:
         self._default_refusal = ""  # why no present manager can ever run the default
         self._prewarming = Prewarming(image_check=image_check)
         self._look_again_at: float | None = None
+        self._take_back_at = 0.0
         #: Whether anything was heard, apart from the spool, since the tasks of environments were looked at.
         self._has_changed = True
         self._is_draining = False
@@ -431,6 +434,10 @@ class AgentCore:
         if not self._is_draining:
             self._dispatch(now)
             self._give_credit()
+            if len(self._managers) > 1 and now >= self._take_back_at:
+                self._take_back_at = now + _TAKE_BACK_S
+                for manager_id, task_ids in self._managers.behind_long_tasks().items():
+                    held.turn.passed.append(do.ReturnTasks(manager_id, task_ids))
             if self._elsewhere.waiting:
                 self._elsewhere.ask(self._environments.get, depth=self._prefetch.depth, now=now)
                 self._pass_on()
@@ -652,6 +659,9 @@ class AgentCore:
             task = self._release(manager_id, died.task_id)
             if task is not None and task.manager_id == manager_id:
                 held.died(task, died, now)
+        if progress.returned:
+            released = (self._release(manager_id, task_id) for task_id in progress.returned)
+            held.returned([task for task in released if task is not None and task.manager_id == manager_id], now)
         held.started(progress.started)
         self._graphs.refresh(now=now)
 

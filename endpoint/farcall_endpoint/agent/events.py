@@ -290,7 +290,9 @@ def for_log(event: Event) -> tuple[Event, int]:
             if progress.environments:
                 progress = msgspec.structs.replace(progress, environments=tuple(map(_quiet, progress.environments)))
             logged_progress = ManagerProgress(event.manager_id, progress, event.results.without_bytes())
-            return logged_progress, len(progress.finished) + len(progress.died) + len(progress.started)
+            return logged_progress, len(progress.finished) + len(progress.died) + len(progress.started) + len(
+                progress.returned
+            )
         case CallsHandedOver(taken=taken):
             calls = tuple(
                 msgspec.structs.replace(

@@ -592,6 +592,10 @@ class Fleet:
         """Send a manager the ids of tasks to stop."""
         self._links.send(manager_id, protocol.CancelTasks(tuple(task_ids)))
 
+    def take_back(self, manager_id: str, task_ids: Iterable[str]) -> None:
+        """Send a manager the ids of tasks to give back, unless they have begun."""
+        self._links.send(manager_id, protocol.ReturnTasks(tuple(task_ids)))
+
     @property
     def isolation(self) -> str:
         """Separation of submitters on the nodes; several levels where nodes differ."""

@@ -484,6 +484,18 @@ class HeldTasks:
                 self.finish(task, self._results.given_up(task, reason))
         self.requeue(again, now)
 
+    def returned(self, tasks: Iterable[Task], now: float) -> None:
+        """Managers have given back tasks that have not begun."""
+        again = []
+        for task in tasks:
+            if task.cancelling:
+                self.finish(task, self._results.cancelled(running=False))
+            else:
+                task.starts -= 1
+                self.turn.starts.append(task)
+                again.append(task)
+        self.requeue(again, now)
+
     def requeue(self, tasks: Sequence[Task], now: float) -> None:
         """Tasks that managers had wait again, before the others."""
         for task in tasks:

@@ -186,6 +186,24 @@ class Managers:
                     task.environment_key for task in oldest if task.state is TaskState.RUNNING and not task.is_latency
                 )
 
+    def behind_long_tasks(self) -> dict[str, list[str]]:
+        """Tasks that have not begun, by manager, on nodes where tasks that managers have reported as running have all
+        places; as many as other nodes have free places."""
+        places = sum(max(0, load.free) for load in self.loads)
+        found: dict[str, list[str]] = {}
+        for manager_id, member in self._members.items():
+            if places <= 0:
+                break
+            if member.load.free >= 0:
+                continue
+            others = [task for task in member.outstanding.values() if not task.is_latency]
+            running = sum(task.state is TaskState.RUNNING for task in others[: 2 * member.load.slots])
+            if running >= member.load.slots:
+                waiting = [task for task in others if task.state is not TaskState.RUNNING and task.may_be_returned]
+                found[manager_id] = [task.spec.task_id for task in waiting[:places]]
+                places -= len(found[manager_id])
+        return {manager_id: ids for manager_id, ids in found.items() if ids}
+
     def note_environments(self, manager_id: str, environments: tuple[EnvironmentStatus, ...]) -> None:
         """The environments of a node, as its manager reports them."""
         member = self._members.get(manager_id)

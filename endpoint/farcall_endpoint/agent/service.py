@@ -721,6 +721,8 @@ class Agent:
                     self._fleet.order(manager_id, tasks)
                 case do.CancelTasks(manager_id=manager_id, task_ids=task_ids):
                     self._fleet.cancel(manager_id, task_ids)
+                case do.ReturnTasks(manager_id=manager_id, task_ids=task_ids):
+                    self._fleet.take_back(manager_id, task_ids)
                 case do.PassOn():
                     self._fleet.pass_on(action)
                 case do.Prewarm(manager_id=manager_id, environment=environment, count=count, retry=retry):

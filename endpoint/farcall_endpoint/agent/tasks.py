@@ -152,6 +152,11 @@ class Task:
     is_latency: bool = False
 
     @property
+    def may_be_returned(self) -> bool:
+        """Whether its manager may give it back before it has begun: nothing else of it is there."""
+        return self.graph is None and self.files is None
+
+    @property
     def task_id(self) -> str:
         """The task's id, the same for all attempts."""
         return self.spec.task_id

@@ -36,7 +36,7 @@ class Turn:
     orders: dict[str, list[Task]] = dataclasses.field(default_factory=dict)
     cancels: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     prewarms: Sequence[Change] = ()
-    passed: list[do.PassOn | do.CopyFiles] = dataclasses.field(default_factory=list)
+    passed: list[do.PassOn | do.CopyFiles | do.ReturnTasks] = dataclasses.field(default_factory=list)
     # to the blob store
     fetches: list[Task] = dataclasses.field(default_factory=list)
     uploads: list[tuple[Task, BlobGrant]] = dataclasses.field(default_factory=list)

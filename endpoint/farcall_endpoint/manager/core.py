@@ -79,6 +79,7 @@ from farcall_endpoint.protocol import (
     ReadOutput,
     RefuseCalls,
     ResultsTaken,
+    ReturnTasks,
     Stop,
     TakeCalls,
     TaskOrder,
@@ -373,6 +374,8 @@ class ManagerCore:
                 if self._files:
                     self._cancel_waiting_for_files(set(task_ids))
                 self._interruptions.cancel(set(task_ids))
+            case ReturnTasks(task_ids=task_ids):
+                self._reports.returned += [job.order.task_id for job in self._queue.take_out(set(task_ids))]
             case CopyFiles() | CopyEnded() | Linked():
                 self._files.handle(event)
                 self._accept_with_files(instant)

@@ -24,6 +24,7 @@ from farcall_endpoint.protocol import (
     ReadOutput,
     RefuseCalls,
     ResultsTaken,
+    ReturnTasks,
     Stop,
     TakeCalls,
     TaskOrder,
@@ -297,6 +298,7 @@ Event = (
     | Linked
     | BlocksServed
     | CancelTasks
+    | ReturnTasks
     | ReadOutput
     | ProcessesLeft
     | CpusMeasured

@@ -59,6 +59,8 @@ class Reports:
         #: Tasks with a target that have ended, each with how long its function ran; None: it did not end by itself.
         #: Their taker clears it.
         self.ended_with_target: list[tuple[Job, float | None]] = []
+        #: The ids of tasks that the agent has asked to give back.
+        self.returned: list[str] = []
         self._cpu_shares: CpuSharesStatus | None = None  # if they have changed
         self.task_progress = ProgressOfTasks()
 
@@ -180,7 +182,7 @@ class Reports:
         if self._finished and (everything or not self.is_window_full or self._results_within_window()[0] > 0):
             return True
         has_news = self._died or self._started or self._graphs or self.changed or self._environments is not None
-        has_news = has_news or self._cpu_shares is not None
+        has_news = has_news or self._cpu_shares is not None or bool(self.returned)
         return bool(has_news) or self._offered is not None or now >= self.due_at or now >= self.task_progress.due_at
 
     def make(self, now: float, *, workers: int, idle_workers: int, problem: str, everything: bool) -> Report:
@@ -213,6 +215,9 @@ class Reports:
         if self._cpu_shares is not None:
             progress = msgspec.structs.replace(progress, cpu_shares=self._cpu_shares)
             self._cpu_shares = None
+        if self.returned:
+            progress = msgspec.structs.replace(progress, returned=tuple(self.returned))
+            self.returned = []
         if self._last_progress or now >= self.task_progress.due_at:
             said = (*self._last_progress, *self.task_progress.due(now))
             progress = msgspec.structs.replace(progress, progress=said)
