@@ -19,6 +19,7 @@ from typing import Any, Final
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_endpoint.environments.bundle import BOOTSTRAP, RUN, make_bundle, own_abi
+from farcall_endpoint.environments.launcher import RunningTemplate
 from farcall_endpoint.manager.events import Event
 from farcall_endpoint.manager.worker_process import WorkerProcess, open_capture_file
 from farcall_endpoint.process_reaper import kill_trees
@@ -184,3 +185,18 @@ class RuncLauncher:
 
     def measured(self, process: WorkerProcess) -> None:
         """Not asked for."""
+
+    @property
+    def has_templates_of_others(self) -> bool:
+        """There are no templates."""
+        return False
+
+    def templates_of_others(self) -> Sequence[RunningTemplate]:
+        """There are none."""
+        return ()
+
+    def template_takes(self, name: str, size_bytes: int) -> None:
+        """There is none."""
+
+    def end_template(self, name: str, reason: str) -> None:
+        """There is none."""

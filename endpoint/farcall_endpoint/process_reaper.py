@@ -250,20 +250,20 @@ class Ending:
 def kill_first_processes(roots: Iterable[int]) -> None:
     """Kill the first process of each process namespace that begins at or right below these: the kernel kills all
     others in the namespace then, however fast they fork."""
-    depth = len(_ids_of(os.getpid()))
+    depth = len(ids_of(os.getpid()))
     unread = list(roots)
     for _ in range(len(unread) + _MOST_EXAMINED):
         if not unread:
             return
         pid = unread.pop(0)
-        ids = _ids_of(pid)
+        ids = ids_of(pid)
         if len(ids) > depth and ids[-1] == 1:
             _signal([pid], signal.SIGKILL)
         elif _LISTS_CHILDREN:
             unread += sorted(_listed_children(pid))
 
 
-def _ids_of(pid: int) -> list[int]:
+def ids_of(pid: int) -> list[int]:
     """The ids of a process, in this process namespace and in those below it; none if it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
         for line in file:
@@ -277,11 +277,14 @@ def tree(pid: int) -> set[int]:
     return _current_descendants({pid})
 
 
-def walk(root: int) -> Iterator[tuple[int, int]]:
+def walk(root: int, *, without: Collection[int] = ()) -> Iterator[tuple[int, int]]:
     """A process and its current descendants, zombies included, each with its number of threads. It reads as it is
-    iterated over, so that a tree of thousands of processes can be read in parts."""
+    iterated over, so that a tree of thousands of processes can be read in parts.
+
+    :param without: processes that are left out, with what descends from them.
+    """
     snapshot = None if _LISTS_CHILDREN else _by_parent(read_processes())
-    unread, seen = [root], {root}
+    unread, seen = [root], {root, *without}
     while unread:
         pid = unread.pop()
         try:

@@ -26,7 +26,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,23 @@ _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", 
 
 class EnvironmentLost(OSError):
     """What was prepared of an environment is gone, such as by a program that cleans ``/tmp``."""
+
+
+class RunningTemplate(NamedTuple):
+    """A template in an environment, with its branches.
+
+    ``root``: the process that was started for it; ``pids``: of the templates, as far as they are known; ``workers``:
+    process ids of their forks; ``forked``: how often they were asked to fork; ``unanswered``: the number of the oldest
+    request that a template has not answered, 0 if there is none. ``is_remote``: it is no descendant of the root.
+    """
+
+    name: str
+    root: int
+    pids: list[int]
+    workers: set[int]
+    forked: int = 0
+    unanswered: int = 0
+    is_remote: bool = False
 
 
 class EnvironmentLauncher:
@@ -488,7 +505,46 @@ class EnvironmentLauncher:
             stop=lambda: self._end_template(template),
             now=time.monotonic(),
             statistics_key=statistics_key(environment.key, wanted.group),
+            name=template.name,
         )
+
+    @property
+    def has_templates_of_others(self) -> bool:
+        """Whether there are templates in environments of other submitters than the owner."""
+        return any(container.origin is not None and container.origin[1].group for container in self._templates)
+
+    def templates_of_others(self) -> list[RunningTemplate]:
+        """These templates."""
+        found: list[RunningTemplate] = []
+        for container in self._templates:
+            if container.origin is not None and container.origin[1].group:
+                family = self._pool.named(container.name)
+                found.append(
+                    RunningTemplate(
+                        container.name,
+                        container.pid,
+                        [template.pid for template in family if template.pid],
+                        set().union(*(template.workers for template in family)),
+                        forked=sum(template.forked for template in family),
+                        unanswered=next(filter(None, (template.unanswered for template in family)), 0),
+                        is_remote=container.is_remote,
+                    )
+                )
+        return found
+
+    def template_takes(self, name: str, size_bytes: int) -> None:
+        """A template takes so much memory now, with its branches and without its workers."""
+        self._pool.takes(name, size_bytes)
+
+    def end_template(self, name: str, reason: str) -> None:
+        """End a template, and the workers that are forks of it."""
+        for container in [each for each in self._templates if each.name == name]:
+            family = self._pool.named(name)
+            for template in family:
+                template.kill_all(reason)
+            if not family:
+                self._pool.not_started(container.template_key, reason, now=time.monotonic())
+                self._end_template(container)
 
     def _root_of(self, environment: Environment, wanted: ContainerStart) -> str:
         """The name of the root of a template: equal where environments differ in what they preload only."""

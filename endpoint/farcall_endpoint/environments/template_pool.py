@@ -69,8 +69,9 @@ class TemplateRoot:
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """``parent``: the template that it is a branch of. ``size_bytes``: what it occupies beyond that; ``total_bytes``:
-    together. ``exceeds``: when it was measured, there was no room for it."""
+    """``name``: of what was started for it, or for the first template above it. ``parent``: the template that it is a
+    branch of. ``size_bytes``: what it occupies beyond that; ``total_bytes``: together. ``exceeds``: when it was
+    measured, there was no room for it."""
 
     environment_key: str
     statistics_key: str
@@ -81,6 +82,7 @@ class _Entry:
     started_at: float
     used_at: float
     size_bytes: int
+    name: str = ""
     parent: _Entry | None = None
     total_bytes: int = 0
     serving_since: float = 0.0
@@ -221,6 +223,7 @@ class TemplatePool:
             stop=lambda: parent.template.end_branch(process),
             now=now,
             statistics_key=statistics_key,
+            name=parent.name,
             parent=parent,
         )
         return True
@@ -246,12 +249,14 @@ class TemplatePool:
         stop: Callable[[], object],
         now: float,
         statistics_key: str | None = None,
+        name: str = "",
         parent: _Entry | None = None,
     ) -> None:
         """A template has connected.
 
         :param statistics_key: None: that of the owner's tasks.
         :param stop: ends what was started for it, when it is over.
+        :param name: of what was started for it, or for the template that it is a branch of.
         :param parent: the template that it is a branch of.
         """
         self._reserved.discard(key)
@@ -278,6 +283,7 @@ class TemplatePool:
             started_at=now,
             used_at=now,
             size_bytes=self._sizes.get(key, _UNKNOWN_BYTES),
+            name=name,
             parent=parent,
         )
 
@@ -301,6 +307,20 @@ class TemplatePool:
     def problem(self, key: str) -> str:
         """Why there is no template; empty if there is one, or none was tried."""
         return "" if key in self._serving else self._failures.get(key, _Failures()).reason
+
+    def named(self, name: str) -> list[Template]:
+        """The templates that run in what was started by this name."""
+        return [entry.template for entry in self._all() if entry.name == name and not entry.template.is_over]
+
+    def takes(self, name: str, size_bytes: int) -> None:
+        """What was started by this name takes so much memory now, without workers: what is not its branches' counts for
+        the template that they come from."""
+        family = [entry for entry in self._all() if entry.name == name]
+        for entry in family:
+            if entry.parent is None:
+                of_others = sum(each.size_bytes for each in family if each is not entry)
+                entry.size_bytes = max(0, size_bytes - of_others)
+                entry.exceeds = entry.exceeds or self._excess_bytes() > 0
 
     @property
     def pids(self) -> set[int]:

@@ -271,6 +271,21 @@ class Template:
         """Whether it has neither workers nor branches."""
         return len(self._forks) == len(self._spares)
 
+    @property
+    def workers(self) -> set[int]:
+        """The process ids of its workers, and of the children that it has forked in advance."""
+        return {fork.pid for fork in self._forks.values() if fork.pid and not isinstance(fork.asked, Branch)}
+
+    @property
+    def forked(self) -> int:
+        """How often it was asked to fork."""
+        return self._next_number - 1
+
+    @property
+    def unanswered(self) -> int:
+        """The number of the oldest request to fork that it has not answered; 0 if there is none."""
+        return next((number for number, fork in self._forks.items() if not fork.is_answered()), 0)
+
     def fileno(self) -> int:
         """Readable when :meth:`serve` has something to do; -1 when the template is over and closed."""
         return self._connection.fileno()
@@ -379,12 +394,12 @@ class Template:
             spare.close()
         self._end_if_closed()
 
-    def kill_all(self) -> None:
+    def kill_all(self, problem: str = "killed") -> None:
         """Kill the template; the kernel kills its children."""
         if self._pidfd >= 0:
             with contextlib.suppress(OSError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        self._end("killed")
+        self._end(problem)
 
     def kill(self, fork: ForkedProcess) -> None:
         """Let the template kill a child with all its descendants. Where the child is the first process of a namespace,

@@ -16,7 +16,7 @@ from farcall_common.errors import ErrorRecord
 from farcall_endpoint import outcomes
 from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, confinement_of
 from farcall_endpoint.environments.container import ContainerStart
-from farcall_endpoint.environments.launcher import EnvironmentLauncher
+from farcall_endpoint.environments.launcher import EnvironmentLauncher, RunningTemplate
 from farcall_endpoint.environments.preload import statistics_key
 from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount
@@ -28,7 +28,7 @@ from farcall_endpoint.isolation import Isolation, bubblewrap, process_limits
 from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
 from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.processes import own_bytes
+from farcall_endpoint.manager.processes import tree_bytes
 from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
     NextWorkerEnds,
@@ -151,12 +151,26 @@ class EnvironmentWorkers:
     def measured(self, process: WorkerProcess) -> Event | None:
         """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
         key = process.environment_key
-        if (
-            not self._launcher.is_prepared(key)
-            or (memory_bytes := own_bytes(process.worker_pid or process.pid)) is None
-        ):
+        if not self._launcher.is_prepared(key) or (memory_bytes := tree_bytes(process.root_pid)) is None:
             return None
         return EnvironmentReady(key, forkable=key in self._forkable, memory_bytes=memory_bytes)
+
+    @property
+    def has_templates_of_others(self) -> bool:
+        """Whether there are templates in environments of other submitters than the owner."""
+        return self._launcher.has_templates_of_others
+
+    def templates_of_others(self) -> list[RunningTemplate]:
+        """These templates."""
+        return self._launcher.templates_of_others()
+
+    def template_takes(self, name: str, size_bytes: int) -> None:
+        """A template takes so much memory now, without its workers."""
+        self._launcher.template_takes(name, size_bytes)
+
+    def end_template(self, name: str, reason: str) -> None:
+        """End a template, and the workers that are forks of it."""
+        self._launcher.end_template(name, reason)
 
     def _event(self, report: PreparationReport | TemplateChange) -> Event:
         match report:

@@ -33,6 +33,7 @@ from farcall_endpoint.worker.boot import Boot
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from farcall_endpoint.environments.launcher import RunningTemplate
     from farcall_endpoint.manager.environment_workers import EnvironmentWorkers
 
 
@@ -78,6 +79,19 @@ class WorkerLauncher(Protocol):
 
     def measured(self, process: WorkerProcess) -> Event | None:
         """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+
+    @property
+    def has_templates_of_others(self) -> bool:
+        """Whether there are templates in environments of other submitters than the owner."""
+
+    def templates_of_others(self) -> Sequence[RunningTemplate]:
+        """These templates."""
+
+    def template_takes(self, name: str, size_bytes: int) -> None:
+        """A template takes so much memory now, without its workers."""
+
+    def end_template(self, name: str, reason: str) -> None:
+        """End a template, and the workers that are forks of it."""
 
     @property
     def children(self) -> Collection[int]:
@@ -232,6 +246,23 @@ class FreshProcessLauncher:
     def measured(self, process: WorkerProcess) -> Event | None:
         """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
         return self._in_environments().measured(process)
+
+    @property
+    def has_templates_of_others(self) -> bool:
+        """Whether there are templates in environments of other submitters than the owner."""
+        return self._environments is not None and self._environments.has_templates_of_others
+
+    def templates_of_others(self) -> Sequence[RunningTemplate]:
+        """These templates."""
+        return () if self._environments is None else self._environments.templates_of_others()
+
+    def template_takes(self, name: str, size_bytes: int) -> None:
+        """A template takes so much memory now, without its workers."""
+        self._in_environments().template_takes(name, size_bytes)
+
+    def end_template(self, name: str, reason: str) -> None:
+        """End a template, and the workers that are forks of it."""
+        self._in_environments().end_template(name, reason)
 
     @property
     def children(self) -> set[int]:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from farcall_endpoint import process_reaper
 from farcall_endpoint.manager.limits import TaskUse
@@ -22,6 +22,8 @@ from farcall_endpoint.memory_files import Mounts, open_files, used_bytes
 from farcall_endpoint.process_reaper import adopt_orphans, own_children, read_process, tree
 
 _logger = logging.getLogger(__name__)
+
+_Key = TypeVar("_Key")
 
 _PERIOD_S: Final = 0.2
 """Shortest time between two readings of processes. Killed processes take a moment to die, and are reaped then."""
@@ -41,6 +43,8 @@ _SLICE_S: Final = 0.005
 """Longest time to measure before other events have their turn."""
 _PAUSE_FACTOR: Final = 20
 """The pause after a turn of measuring, as a multiple of the time that the turn took."""
+_MOST_READ: Final = 100
+"""Of more processes, the resident memory is enough for a measurement that is not done in steps."""
 _FILES_IN_STEP: Final = 100
 _LINES_IN_STEP: Final = 1000
 _FIELDS: Final = re.compile(rb"^(PPid|NSpid|VmRSS):\s*(.*)$", re.MULTILINE)
@@ -59,6 +63,8 @@ class MeasuredTask:
     :param held_bytes: the memory of the worker's process tree when the task began, by process id in the worker's
         namespace. It is lowered as they shrink, so that memory which is freed and allocated again counts.
     :param held_file_bytes: the same of files in memory, by name (:func:`~farcall_endpoint.memory_files.held`).
+    :param apart: returns processes below the root that are left out, with what descends from them.
+    :param period_s: shortest time between two measurements.
     """
 
     root: int
@@ -68,6 +74,8 @@ class MeasuredTask:
     processes: int = 0
     held_bytes: dict[int, int] = dataclasses.field(default_factory=dict)
     held_file_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+    apart: Callable[[], Collection[int]] = tuple
+    period_s: float = _MEASURE_PERIOD_S
 
 
 def measure(task: MeasuredTask) -> Generator[None, None, TaskUse]:
@@ -81,7 +89,7 @@ def measure(task: MeasuredTask) -> Generator[None, None, TaskUse]:
     names = _Names(task)
     files = _Files(task)
     found: dict[int, tuple[int, int]] = {}  # name and resident bytes, by process
-    for pid, threads in process_reaper.walk(task.root):
+    for pid, threads in process_reaper.walk(task.root, without=task.apart()):
         count += threads
         if task.processes and count > task.processes:
             return TaskUse(processes=count)
@@ -193,14 +201,14 @@ class Measuring:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._gauges: dict[int, _Gauge] = {}
+        self._gauges: dict[Any, _Gauge] = {}
         #: When to call :meth:`turn`, in seconds of the clock.
         self.due_at = 0.0
 
-    def turn(self, tasks: Mapping[int, tuple[object, Callable[[], MeasuredTask]]]) -> dict[int, TaskUse]:
+    def turn(self, tasks: Mapping[_Key, tuple[object, Callable[[], MeasuredTask]]]) -> dict[_Key, TaskUse]:
         """Measure for a moment; what those tasks use that exceed a limit.
 
-        :param tasks: what is different for each attempt, and the task, by worker.
+        :param tasks: what is different for each attempt, and the task, by worker or another key.
         """
         began_at = self._clock()
         before, self._gauges = self._gauges, {}
@@ -210,9 +218,9 @@ class Measuring:
                 gauge if gauge is not None and gauge.attempt == attempt else _Gauge(attempt, task())
             )
         due = {number: gauge for number, gauge in self._gauges.items() if gauge.due_at <= began_at}
-        found: dict[int, TaskUse] = {}
+        found: dict[_Key, TaskUse] = {}
         for worker_id, gauge in due.items():
-            use = gauge.advance(self._clock, slice_s=_SLICE_S / len(due), period_s=_MEASURE_PERIOD_S)
+            use = gauge.advance(self._clock, slice_s=_SLICE_S / len(due))
             if use is not None:
                 found[worker_id] = use
         now = self._clock()
@@ -231,7 +239,7 @@ class _Gauge:
         self._steps: Generator[None, None, TaskUse] | None = None
         self._excess = False
 
-    def advance(self, clock: Callable[[], float], *, slice_s: float, period_s: float) -> TaskUse | None:
+    def advance(self, clock: Callable[[], float], *, slice_s: float) -> TaskUse | None:
         deadline = clock() + slice_s
         if self._steps is None:
             self._steps = measure(self._task)
@@ -240,7 +248,7 @@ class _Gauge:
             while clock() < deadline:
                 next(self._steps)
         except StopIteration as ended:
-            self._steps, self.due_at = None, clock() + period_s
+            self._steps, self.due_at = None, clock() + self._task.period_s
             use: TaskUse = ended.value
             return use if self._exceeds(use) else None
         return None
@@ -263,19 +271,31 @@ def output_bytes(descriptors: Iterable[int]) -> int:
     return max(os.fstat(descriptor).st_size for descriptor in descriptors)
 
 
-def own_bytes(pid: int) -> int | None:
-    """What a process takes: its proportional set size, or its resident memory; None if it has ended."""
-    process = read_process(pid)
-    return None if process is None else _proportional_bytes(pid, default=process.resident_bytes)
+def tree_bytes(root: int, *, without: Collection[int] = ()) -> int | None:
+    """What a process and its descendants take: their proportional set sizes, as far as they can be read, or their
+    resident memory, and the files in memory that they alone have; None if the process has ended.
+
+    :param without: processes that are left out, with what descends from them.
+    """
+    if read_process(root) is None:
+        return None
+    many = sum(1 for _ in process_reaper.walk(root, without=without)) > _MOST_READ
+    steps = measure(MeasuredTask(root=root, memory_bytes=sys.maxsize if many else 0, apart=lambda: without))
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            use: TaskUse = ended.value
+            return use.resident_bytes + use.file_bytes
 
 
-def _processor_ticks(pid: int) -> int:
-    """Processor time of a process; 0 if it has ended."""
+def processor_s(pid: int) -> float:
+    """Processor time of a process, in seconds; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def _proportional_bytes(pid: int, *, default: int) -> int:
@@ -414,7 +434,7 @@ class Leftovers:
     def __init__(self, root: int) -> None:
         self._root = root
         self._own: dict[int, int] = {}  # starts, by process id: ids are used again
-        self._idle: tuple[float, int] | None = None  # when an idle worker was seen, and its processor time until then
+        self._idle: tuple[float, float] | None = None  # when an idle worker was seen, and its processor time until then
         self._busy_periods = 0
         #: When to look for them, in monotonic seconds.
         self.due_at = math.inf
@@ -448,12 +468,12 @@ class Leftovers:
         """Whether an idle worker computes for two periods: a thread of a task that has ended, or a task that has
         forged its end."""
         before = self._idle
-        self._idle = (now, sum(map(_processor_ticks, {self._root, *self._own}))) if is_idle else None
+        self._idle = (now, sum(map(processor_s, {self._root, *self._own}))) if is_idle else None
         if before is None or self._idle is None:
             self._busy_periods = 0
             return False
-        most_ticks = _IDLE_SHARE * (now - before[0]) * _TICKS_PER_S
-        self._busy_periods = self._busy_periods + 1 if self._idle[1] - before[1] > most_ticks else 0
+        most_s = _IDLE_SHARE * (now - before[0])
+        self._busy_periods = self._busy_periods + 1 if self._idle[1] - before[1] > most_s else 0
         return self._busy_periods > 1
 
 

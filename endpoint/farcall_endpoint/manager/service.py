@@ -75,6 +75,7 @@ from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import TaskUse, breach, limited
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
+from farcall_endpoint.manager.outside_tasks import OutsideTasks
 from farcall_endpoint.manager.processes import (
     Leftovers,
     MeasuredTask,
@@ -208,6 +209,8 @@ class Manager:
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._leftovers: dict[int, Leftovers] = {}  # by worker, for those that run tasks of other submitters
+        self._outside = OutsideTasks()
+        self._refused_starts: dict[int, str] = {}  # why workers were ended while they started
         self._has_shared_workers = registered.isolation == Isolation.NONE
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -252,6 +255,7 @@ class Manager:
                 self._handle(self._wait_for_events())
                 if measured := [*self._measure(), *self._measure_warm(), *self._find_leftovers()]:
                     self._handle(measured)
+                self._measure_outside()
                 self._kill_orphans()
         finally:
             for worker in self._workers.values():
@@ -343,6 +347,7 @@ class Manager:
             deadline = min(deadline, self._orphans.due_at)
         for leftovers in self._leftovers.values():
             deadline = min(deadline, leftovers.due_at)
+        deadline = min(deadline, self._outside.due_at(has_templates=self._launcher.has_templates_of_others))
         deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
@@ -409,6 +414,22 @@ class Manager:
                     events.append(ProcessesLeft(worker_id))
         return events
 
+    def _measure_outside(self) -> None:
+        """Measure starts and templates of other submitters, when it is time, and end what exceeds a limit."""
+        if time.monotonic() < self._outside.due_at(has_templates=self._launcher.has_templates_of_others):
+            return
+        templates = self._launcher.templates_of_others()
+        own_bytes = self._memory_per_worker_bytes, None if self._limits is None else self._limits.memory_bytes
+        memory_bytes = min((each for each in own_bytes if each is not None), default=None)
+        found = self._outside.turn(templates, memory_bytes=memory_bytes, processes=self._processes)
+        for worker_id, reason in found.starts.items():
+            self._refused_starts[worker_id] = reason
+            self._end(self._workers[worker_id])
+        for name, size_bytes in found.sizes.items():
+            self._launcher.template_takes(name, size_bytes)
+        for name, reason in found.ended.items():
+            self._launcher.end_template(name, reason)
+
     def _measure_warm(self) -> list[Event]:
         """Measure the memory of a worker of an environment, when it is time, the next one each time."""
         now = time.monotonic()
@@ -446,7 +467,7 @@ class Manager:
                     events.append(self._tasks_received(message, bodies))
                 case protocol.CancelTasks(task_ids=task_ids):
                     events += [*self._arrived_of(set(task_ids)), message]
-                case protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
+                case protocol.ReturnTasks() | protocol.ReadOutput() | protocol.Stop() | protocol.ResultsTaken():
                     events.append(message)
                 case protocol.TakeCalls() | protocol.RefuseCalls() | protocol.ValkeyAnswered():
                     events.append(message)
@@ -834,6 +855,8 @@ class Manager:
         self._share_with(process, action.target)
         if action.submitter:
             self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
+            if process.environment_key:
+                self._outside.started(worker_id, process)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
@@ -882,6 +905,7 @@ class Manager:
             for packet, _ in packets:
                 if type(packet) is Ready:
                     leftovers.keep_present()
+                    self._outside.over(worker.worker_id)
                 elif type(packet) is Done:
                     leftovers.task_ended(now=time.monotonic())
         return events
@@ -917,6 +941,7 @@ class Manager:
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
         self._leftovers.pop(worker.worker_id, None)
+        self._outside.over(worker.worker_id)
         for answer in self._unsent.pop(worker.worker_id, ()):
             for part in answer.body:
                 self._core.value_memory.remove(part)
@@ -924,6 +949,7 @@ class Manager:
         self._blocks.drop(worker.worker_id)
         self._shares.remove(process.pid)
         reason = process.reap()
+        reason = self._refused_starts.pop(worker.worker_id, reason)
         self._reaper.remove(process.pid)
         level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
         _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)

@@ -1,0 +1,193 @@
+"""What packages of other submitters than the owner run outside of tasks: while their workers start, and in templates.
+
+A package's ``.pth`` file runs with each Python that finds it, before there is a task whose limits could count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from farcall_endpoint.manager.limits import TaskUse
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, processor_s, tree_bytes
+from farcall_endpoint.process_reaper import ids_of, read_process, walk
+
+if TYPE_CHECKING:
+    from farcall_endpoint.environments.launcher import RunningTemplate
+    from farcall_endpoint.manager.worker_process import WorkerProcess
+
+OWN_BYTES: Final = 512 * 2**20
+"""What a start or a template may have beyond the limit of a task: Python, and what it loads for tasks."""
+_LOOK_PERIOD_S: Final = 2.0
+_MOST_LOOKS: Final = 3
+"""A template has processes beside its workers at so many looks: those of workers that have just ended are killed."""
+_COMPUTING_PERIOD_S: Final = 10.0
+_MOST_PERIODS: Final = 2
+_MOST_SHARE: Final = 0.1
+"""Processors that a template uses beside its forks, in so many periods."""
+_FORK_S: Final = 0.05
+"""Processor time of a fork, at most."""
+_ANSWER_S: Final = 60.0
+
+
+class Found(NamedTuple):
+    """What was measured: why workers do not start, by worker; why templates end, and what they take with all processes
+    but their workers, by name."""
+
+    starts: dict[int, str]
+    ended: dict[str, str]
+    sizes: dict[str, int]
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What was seen of a template: looks at which it had other processes; its processor time and forks at the
+    beginning of a period, and periods in which it computed; and since when it has not answered a request."""
+
+    looks: int = 0
+    period_from: float = math.nan
+    used_s: float = 0.0
+    forked: int = 0
+    periods: int = 0
+    unanswered: int = 0
+    unanswered_from: float = 0.0
+
+
+class OutsideTasks:
+    """Measures starts and templates of other submitters than the owner.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._measuring = Measuring(clock=clock)
+        self._starts: dict[int, WorkerProcess] = {}
+        self._templates: dict[str, RunningTemplate] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._look_at = -math.inf
+
+    def started(self, worker_id: int, process: WorkerProcess) -> None:
+        """A worker in an environment has been started for another submitter."""
+        self._starts[worker_id] = process
+
+    def over(self, worker_id: int) -> None:
+        """A worker is ready, or has ended."""
+        self._starts.pop(worker_id, None)
+
+    def due_at(self, *, has_templates: bool) -> float:
+        """When to call :meth:`turn`, in seconds of the clock."""
+        if self._starts:
+            return self._measuring.due_at
+        return max(self._measuring.due_at, self._look_at) if has_templates else math.inf
+
+    def turn(self, templates: Sequence[RunningTemplate], *, memory_bytes: int | None, processes: int) -> Found:
+        """Measure for a moment.
+
+        :param memory_bytes: of a task, at most; None: no limit.
+        :param processes: of a worker, at most; 0: no limit.
+        """
+        self._templates = {template.name: template for template in templates}
+        self._seen = {name: self._seen.get(name, _Seen()) for name in self._templates}
+        most_bytes = None if memory_bytes is None else memory_bytes + OWN_BYTES
+        measured: dict[int | str, tuple[object, Callable[[], MeasuredTask]]] = {
+            **{number: (None, _start_of(each, most_bytes, processes)) for number, each in self._starts.items()},
+            **{name: (None, self._template_of(name, most_bytes, processes)) for name in self._templates},
+        }
+        found = Found({}, {}, {})
+        for key, use in self._measuring.turn(measured).items():
+            if isinstance(key, int):
+                found.starts[key] = _excess(use, processes)
+            else:
+                found.ended[key] = _excess(use, processes)
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_PERIOD_S
+            for template in self._templates.values():
+                if template.pids:
+                    self._look(template, found, now)
+        return found
+
+    def _template_of(self, name: str, memory_bytes: int | None, processes: int) -> Callable[[], MeasuredTask]:
+        return lambda: MeasuredTask(
+            root=_root_of(self._templates[name]),
+            memory_bytes=memory_bytes,
+            processes=processes,
+            apart=lambda: self._templates[name].workers,
+            period_s=_LOOK_PERIOD_S / 2,
+        )
+
+    def _look(self, template: RunningTemplate, found: Found, now: float) -> None:
+        """Look at a template once more."""
+        own, seen = _own_of(template), self._seen[template.name]
+        if not template.unanswered:  # else a process may be a worker that is forked just now
+            seen.looks = seen.looks + 1 if _has_others(template, own) else 0
+        if template.unanswered != seen.unanswered or not template.unanswered:
+            seen.unanswered, seen.unanswered_from = template.unanswered, now
+        if math.isnan(seen.period_from) or now >= seen.period_from + _COMPUTING_PERIOD_S:
+            used_s = sum(map(processor_s, own))
+            most_s = _MOST_SHARE * (now - seen.period_from) + _FORK_S * (template.forked - seen.forked)
+            seen.periods = seen.periods + 1 if used_s - seen.used_s > most_s else 0
+            seen.period_from, seen.used_s, seen.forked = now, used_s, template.forked
+            found.sizes[template.name] = tree_bytes(_root_of(template), without=template.workers) or 0
+        if seen.looks >= _MOST_LOOKS:
+            found.ended[template.name] = "a package runs processes of its own beside the workers"
+        elif seen.periods >= _MOST_PERIODS:
+            found.ended[template.name] = "a package computes while no task runs"
+        elif now >= seen.unanswered_from + _ANSWER_S:
+            found.ended[template.name] = f"it has not forked a process for {_ANSWER_S:g} s"
+
+
+def _start_of(process: WorkerProcess, memory_bytes: int | None, processes: int) -> Callable[[], MeasuredTask]:
+    return lambda: MeasuredTask(root=process.root_pid, memory_bytes=memory_bytes, processes=processes)
+
+
+def _excess(use: TaskUse, processes: int) -> str:
+    if processes and use.processes > processes:
+        return f"it has more than {processes} processes and threads"
+    return f"it takes {(use.resident_bytes + use.file_bytes) / 1e6:.0f} MB of memory, more than a start may"
+
+
+def _root_of(template: RunningTemplate) -> int:
+    """The process below which all others of a template are."""
+    if not template.is_remote or not template.pids:
+        return template.root
+    return [template.root, *_above(template.pids[0], inside=True)][-1]
+
+
+def _own_of(template: RunningTemplate) -> set[int]:
+    """The templates, and the processes between them and the root."""
+    root, found = _root_of(template), {template.root}
+    for pid in template.pids:
+        for each in _above(pid, inside=False):
+            found.add(each)
+            if each == root:
+                break
+    return found
+
+
+def _above(pid: int, *, inside: bool) -> Iterator[int]:
+    """A process and those above it; with ``inside``, as long as they are in a process namespace below this one's."""
+    here = len(ids_of(os.getpid()))
+    while pid > 1 and pid != os.getpid() and not (inside and len(ids_of(pid)) <= here):
+        yield pid
+        process = read_process(pid)
+        pid = 0 if process is None else process.parent
+
+
+def _has_others(template: RunningTemplate, own: set[int]) -> bool:
+    """Whether a template has processes in its container that are neither its workers nor its own. The runner's own
+    are outside of the container."""
+    here = len(ids_of(os.getpid()))
+    is_apart = any(len(ids_of(pid)) > here for pid in template.pids)
+    for pid, _ in walk(_root_of(template), without=template.workers):
+        if pid in own or (is_apart and len(ids_of(pid)) <= here):
+            continue
+        process = read_process(pid)
+        if process is not None and not process.is_zombie:
+            return True
+    return False
