@@ -22,6 +22,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -41,6 +42,7 @@ from farcall_endpoint.isolation.trial import problem
 
 _MAX_WHAT: Final = 100
 _PACKAGES: Final = "uv-packages"
+_finding: Final = threading.Lock()
 """uv's own cache of unpacked wheels, from which environments are hard links."""
 
 _SETTINGS: Final = "pyvenv.cfg"
@@ -62,6 +64,15 @@ _OF_FILES: Final = (
 _SECRET: Final = re.compile(r"PASSWORD|TOKEN|USERNAME|KEY")
 _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
+
+
+def uv_program() -> str:
+    """Where uv is. One thread at a time looks for it: Python fills its table of directories without a lock.
+
+    :raises FileNotFoundError: if uv's package is there, and its program is not.
+    """
+    with _finding:
+        return uv.find_uv_bin()
 
 
 class UvRunner:
@@ -89,7 +100,7 @@ class UvRunner:
     def missing(self) -> str:
         """Why uv does not work on this node, after a try; empty if it works."""
         try:
-            reason = problem([uv.find_uv_bin(), "--version"])
+            reason = problem([uv_program(), "--version"])
         except FileNotFoundError as error:  # the package is there, and its program is not
             reason = str(error)
         return f"uv: {reason}" if reason else ""
@@ -216,7 +227,7 @@ def _commands(
     venv: Path, packages: Path, requirements: Sequence[str], index: str, source_builds: bool
 ) -> list[list[str]]:
     """The commands that make a virtual environment and install packages into it."""
-    program = uv.find_uv_bin()
+    program = uv_program()
     common = [*_COMMON, "--cache-dir", str(packages)]
     source = index_options(index)
     wheels = [] if source_builds else ["--only-binary", ":all:"]
@@ -239,7 +250,7 @@ def index_command(index: str) -> list[str]:
     :raises OSError: if there is no uv.
     """
     look = [
-        uv.find_uv_bin(),
+        uv_program(),
         "pip",
         "compile",
         *_COMMON,
@@ -285,7 +296,7 @@ class _Sandbox:
         if confine:
             # The endpoint's own files lie around the cache, or the caller has left them out.
             named = re.split(r"[\s,]+", " ".join(os.environ.get(name, "") for name in _OF_FILES))
-            chosen = [uv.find_uv_bin(), *readable, *(each for each in (index, *named) if each.startswith("/"))]
+            chosen = [uv_program(), *readable, *(each for each in (index, *named) if each.startswith("/"))]
             self._readable = readable_paths(
                 chosen, private=[partial.parent], home=Path(os.environ.get("HOME", "/")), environ={}
             )

@@ -208,7 +208,7 @@ def sign_(
     as_json: AsJson = False,
 ) -> None:
     """Sign the newest version of a function, for endpoints that run signed functions only. Read what you sign:
-    `farcall functions show`. Shows the number of the version that has the signature."""
+    `farcall functions show FUNCTION --json`. Shows the number of the version that has the signature."""
     with connected(context) as client:
         version = client.update_function(function_id, sign_with=key)
     if as_json:
