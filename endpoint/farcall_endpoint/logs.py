@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from farcall_common.files import make_directory
-from farcall_common.plain_text import plain
+from farcall_common.plain_text import escaped, plain
 
 LogFormat = Literal["text", "json"]
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -46,7 +46,7 @@ class _JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return escaped(json.dumps(line, default=str))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
