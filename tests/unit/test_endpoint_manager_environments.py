@@ -28,6 +28,7 @@ from farcall_endpoint.manager.events import (
     EnvironmentReady,
     Event,
     Job,
+    LimitExceeded,
     PacketsReceived,
     TasksReceived,
     WorkerDied,
@@ -372,6 +373,41 @@ def test_starts_that_fail_for_a_submitter_fail_no_task_of_others() -> None:
     rig.wait(10.0)
     rig.settle(tasks(A, "e3", submitter="eve"))
     assert rig.finish(A) == "e3"
+
+
+def test_start_that_exceeds_a_limit_fails_the_tasks_of_its_submitter_with_that() -> None:
+    """At once: the next start would, too."""
+    rig = prepared(A, slots=1)
+    rig.hanging.add(A.name)
+    rig.settle(tasks(A, "e1", "e2", submitter="eve"))
+    [worker_id] = rig.workers
+    assert rig.core.limited(processes=5) == [(worker_id, None, None)]
+    assert rig.core.limited() == []
+    rig.settle(LimitExceeded(worker_id, "", outcomes.processes_exceeded(5)))
+    ends = {end.task_id: end.error for end in rig.progress().finished}
+    assert {name: error and error["code"] for name, error in ends.items()} == dict.fromkeys(
+        ("e1", "e2"), "PROCESSES_EXCEEDED"
+    )
+    assert rig.launches[A.key] == 1
+    rig.hanging.clear()
+    rig.settle(tasks(A, "ada", submitter="ada"))
+    assert rig.finish(A) == "ada"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_worker_that_is_ended_with_too_many_processes_has_exceeded_the_limit(has_begun: bool) -> None:
+    """A process that a package has forked sends what its worker sends."""
+    rig = prepared(A, slots=1)
+    rig.settle(tasks(A, "e1", submitter="eve"))
+    [worker_id] = rig.workers
+    if has_begun:
+        rig.read(worker_id)
+    rig.stopped.add("e1")
+    rig.handle(ready(worker_id), LimitExceeded(worker_id, "", outcomes.processes_exceeded(5)))
+    rig.settle()
+    [end] = rig.progress().finished
+    assert end.error is not None
+    assert (end.task_id, end.error["code"]) == ("e1", "PROCESSES_EXCEEDED")
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

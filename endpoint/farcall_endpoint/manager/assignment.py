@@ -195,7 +195,7 @@ class Assignment:
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
         """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. A start whose
         place was needed has not failed."""
-        if worker.killed and worker.yields_to is not None:
+        if worker.killed and worker.yields_to is not None and worker.excess is None:
             return
         lines = event.stderr_tail.strip().splitlines()
         last_line = lines[-1] if lines else "no output on standard error"

@@ -83,9 +83,12 @@ class _StartsOfOne(_Starts):
         self.record: ErrorRecord | None = None
         self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
 
-    def failed_for(self, record: ErrorRecord, now: float, *, has_workers: bool) -> bool:
-        """Count one more, for this reason; whether tasks fail now."""
-        if not self.failed(now, is_try=self._pause.failures > 0, has_workers=has_workers):
+    def failed_for(self, record: ErrorRecord, now: float, *, has_workers: bool, is_final: bool) -> bool:
+        """Count one more, for this reason; whether tasks fail now.
+
+        :param is_final: whether the next start would fail for the same reason.
+        """
+        if not self.failed(now, is_try=is_final or self._pause.failures > 0, has_workers=has_workers):
             return False
         self.record, self.retry_at = record, now + self._pause.next_s()
         self.begin_again()
@@ -238,23 +241,33 @@ class EnvironmentState:
             self.state = State.READY
 
     def worker_not_started(
-        self, submitter: str, words: str, log: str, now: Instant, *, has_workers: bool
+        self,
+        submitter: str,
+        words: str,
+        log: str,
+        now: Instant,
+        *,
+        has_workers: bool,
+        excess: ErrorRecord | None = None,
     ) -> ErrorRecord | None:
         """A worker of a submitter died before it was ready, with these last words and this end of its log. After
         several, the environment fails, if it has no worker: for the owner (the empty submitter) as a whole, else for
         that submitter alone, whose packages and files may be why. The error, if it has failed.
 
         :param has_workers: of that submitter; for the owner, of any.
+        :param excess: the limit that a worker of another submitter than the owner has exceeded.
         """
         if self.state in (State.COLD, State.PREPARING):  # it was lost, which is not a failure
             return None
-        record = outcomes.environment_start_failed(self.environment.label, words)
+        record = outcomes.environment_start_failed(self.environment.label, words) if excess is None else excess
         record = dataclasses.replace(record, stderr_tail=log or None)
         if submitter:
             starts = self._of_others.setdefault(submitter, _StartsOfOne())
             while len(self._of_others) > _MAX_KNOWN:
                 del self._of_others[next(iter(self._of_others))]
-            return record if starts.failed_for(record, now.mono, has_workers=has_workers) else None
+            is_final = excess is not None
+            has_failed = starts.failed_for(record, now.mono, has_workers=has_workers, is_final=is_final)
+            return record if has_failed else None
         self.record = record
         if not self._starts.failed(now.mono, is_try=self._pause.failures > 0, has_workers=has_workers):
             return None
