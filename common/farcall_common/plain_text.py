@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from typing import Final
 
@@ -34,7 +33,7 @@ def escaped(json_text: str) -> str:
     """JSON of the same value, with escapes for the control characters that JSON lets through."""
     if json_text.isascii() and "\x7f" not in json_text:  # as most is; JSON demands escapes for the others
         return json_text
-    return _CONTROLS.sub(lambda found: "\\u007f" if found[0] == "\x7f" else json.dumps(found[0])[1:-1], json_text)
+    return _CONTROLS.sub(_escape, json_text)
 
 
 class PlainStream:
@@ -46,6 +45,11 @@ class PlainStream:
     def write(self, data: bytes) -> bytes:
         """Return the plain form of the next piece; empty bytes end the output."""
         return plain(self._decoder.decode(data, final=not data)).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = found[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
 
 
 def _written(found: re.Match[str]) -> str:
