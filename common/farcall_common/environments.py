@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import did_you_mean
+from farcall_common.plain_text import is_plain_line
 
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
@@ -38,9 +39,6 @@ MAX_BYTES: Final = 4096
 """Most bytes of an environment as JSON: each task of a submit has a copy in memory while it waits."""
 
 _MODULE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-#: Control characters, separators of lines, overrides of the direction of text, and halves of surrogate pairs. They
-#: steer a terminal or hide text, and no store takes surrogates.
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 #: An option of a command: at the beginning or behind a space.
 _AN_OPTION: Final = re.compile(r"(^|\s)-")
 _PACKAGE: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
@@ -120,7 +118,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
             return f"preload: {wrong[0]!r} is not the name of a module"
         if len(self.name) > MAX_NAME:
             return f"a name of more than {MAX_NAME} characters"
-        if any(map(_CONTROL.search, (self.location, self.name, *self.requirements))):
+        if not all(map(is_plain_line, (self.location, self.name, *self.requirements))):  # no store takes surrogates
             return "control characters"
         if self.location.startswith("-") or any(map(_AN_OPTION.search, self.requirements)):
             return "a location that begins with a dash, or a requirement with one behind a space, would be an option"

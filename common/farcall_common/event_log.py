@@ -12,6 +12,8 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
 
+from farcall_common.plain_text import escaped
+
 E = TypeVar("E")
 InstantT = TypeVar("InstantT")
 V = TypeVar("V")
@@ -116,10 +118,11 @@ class EventLog(Generic[E, InstantT]):
             self.dropped_turns += 1
 
     def to_json(self) -> bytes:
-        """One line of JSON about the log itself, then one for each turn."""
+        """One line of JSON about the log itself, then one for each turn. Control characters in texts are escaped."""
         head = {**self._about, "dropped_turns": self.dropped_turns}
         turns = [{"at": now, "events": [[type(e).__name__, e] for e in events]} for now, events in self]
-        return b"".join(msgspec.json.encode(line, enc_hook=_encode_other) + b"\n" for line in (head, *turns))
+        lines = (msgspec.json.encode(line, enc_hook=_encode_other) for line in (head, *turns))
+        return b"".join(escaped(line.decode()).encode() + b"\n" for line in lines)
 
 
 def read_events(data: bytes, kinds: Mapping[str, type[E]]) -> Iterator[tuple[float, list[E]]]:

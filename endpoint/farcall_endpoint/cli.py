@@ -35,7 +35,7 @@ from farcall_common.exit_codes import (
     raise_on_sigterm,
 )
 from farcall_common.files import write_whole
-from farcall_common.plain_text import plain
+from farcall_common.plain_text import escaped, plain
 from farcall_common.standard_streams import drop_output, output_error
 from farcall_common.wire import is_uuid
 from farcall_endpoint import daemon, systemd
@@ -533,7 +533,7 @@ def escape(text: str) -> str:
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
+    typer.echo(escaped(json.dumps(value, indent=2)))
 
 
 def _start_detached(context: typer.Context, directory: EndpointDirectory, timeout_s: float) -> None:

@@ -11,20 +11,24 @@ import contextlib
 import json
 import logging
 import logging.handlers
+import math
 import os
 import re
 import socket
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal
 
 from farcall_common.files import make_directory
-from farcall_common.plain_text import plain
+from farcall_common.plain_text import escaped, plain
 
 LogFormat = Literal["text", "json"]
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 _KEEP_S: Final = 14 * 86_400.0
 _MAX_MANAGER_LOGS: Final = 500
+_REPEAT_S: Final = 60.0
 
 
 class _TextFormatter(logging.Formatter):
@@ -46,7 +50,7 @@ class _JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return escaped(json.dumps(line, default=str))
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
@@ -57,6 +61,32 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             self.stream.close()
             self.stream = None  # the base class opens it again
         super().emit(record)
+
+
+class RepeatedLines:
+    """Lines of a log that other programs can cause at any rate: each message at most once in :data:`_REPEAT_S`, with
+    the number of those that were left out. Used by any thread.
+
+    :param clock: returns monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._written: dict[str, tuple[float, int]] = {}  # by message: when, and how many were left out since
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Write a line; ``message`` is the format of ``args``, and what tells one line from another."""
+        now = self._clock()
+        with self._lock:
+            written_at, left_out = self._written.get(message, (-math.inf, 0))
+            is_due = now >= written_at + _REPEAT_S
+            self._written[message] = (now, 0) if is_due else (written_at, left_out + 1)
+        if is_due and left_out:
+            self._logger.log(level, f"{message} (and %d more times since the last such line)", *args, left_out)
+        elif is_due:
+            self._logger.log(level, message, *args)
 
 
 def set_up_logging(

@@ -349,6 +349,12 @@ local_file_denied = Outcome(
     "The task may not use {}: {}.",
     "It is a path of the endpoint, used with the rights of the task: check it, and its permissions there.",
 )
+file_place_taken = Outcome(
+    "FILE_DENIED",
+    Fault.CALLER,
+    "The task does not get {}: its place {} is not as the endpoint makes it ({}). Links there are not followed.",
+    "A task of the same submitter has made a link, a file or a closed directory there: remove it, and submit again.",
+)
 file_changed = Outcome(
     "FILE_CHANGED",
     Fault.CALLER,

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farcall_common.exit_codes import FAILED, UNHEALTHY
-from farcall_common.plain_text import plain
+from farcall_common.plain_text import escaped, plain
 from farcall_endpoint.daemon import State
 
 _OURS: Final = ("name", "status", "endpoint_id", "pid", "hostname", "started_at", "reported_at", "note")
@@ -85,7 +85,7 @@ def status_exit_code(facts: Mapping[str, Any]) -> int:
 def show_status(facts: Mapping[str, Any], *, console: Console, as_json: bool) -> None:
     """Write the facts: as JSON, as tables on a terminal, as lines with tabs to a pipe."""
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(escaped(json.dumps(facts, indent=2)))
     elif sys.stdout.isatty():
         console.print(render(facts, now=time.time()))
     else:
@@ -112,7 +112,7 @@ def watch_status(
         facts = read()
         lasting = {key: value for key, value in facts.items() if key not in _AGES}
         if lasting != last:
-            text = json.dumps(facts) if as_json else "\n".join([*lines(facts, now=time.time()), ""])
+            text = escaped(json.dumps(facts)) if as_json else "\n".join([*lines(facts, now=time.time()), ""])
             typer.echo(text)
             sys.stdout.flush()
         last = lasting

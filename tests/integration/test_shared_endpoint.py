@@ -7,6 +7,8 @@ import ctypes
 import os
 import resource
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ import msgspec
 import psutil
 import pytest
 
+from farcall_common.environments import Environment
 from farcall_endpoint.isolation import landlock
 from farcall_endpoint.isolation.system_calls import RULES, architecture
 from farcall_endpoint.manager.file_server import FileServer
@@ -646,6 +649,45 @@ def test_process_limit_ends_one_submitter_and_leaves_others_working(chosen: str,
         assert "60" in error["message"]
         assert cloud.end(cloud.submit(run_a_process, submitter=ATTACKER)).value == "works\n"
         assert cloud.end(cloud.submit(run_a_process)).value == "works\n"
+
+
+MANY = """
+import os, signal, time
+children = []
+try:
+    for _ in range(80):
+        children.append(os.fork())
+        if children[-1] == 0:
+            time.sleep(60)
+            os._exit(0)
+except BlockingIOError:  # the kernel's limit
+    os.kill(children[-1], signal.SIGKILL)
+    os.waitpid(children[-1], 0)
+"""
+PACKAGES = {"waits": f"{MANY}time.sleep(1000)\n", "is two workers": f"{MANY}os.fork()\n"}
+"""Code that an environment runs when its Python starts. Both processes of the second one send what a worker sends."""
+
+
+@pytest.mark.parametrize("chosen", [each for each in LEVELS if each.values[0] in ("process", "bubblewrap")])
+def test_start_with_too_many_processes_exceeds_the_limit(chosen: str, tmp_path: Path) -> None:
+    engine = {
+        "isolation": chosen,
+        "limits": {"processes": 60},
+        "environments": {"locations": [f"{tmp_path}/*"], "fork": False},
+    }
+    with running_endpoint(tmp_path / "home", workers=2, engine=engine, reachable=[tmp_path]) as endpoint:
+        cloud = endpoint.cloud
+        for name, code in PACKAGES.items():
+            prefix = tmp_path / name
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+            site = prefix / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+            (site / "many.py").write_text(code)
+            (site / "many.pth").write_text("import many\n")
+            environment = Environment(type="venv", location=str(prefix))
+            task_id = cloud.submit(time.sleep, 60, environment=environment, submitter=ATTACKER, max_attempts=1)
+            error = cloud.end(task_id).error
+            assert error["code"] == "PROCESSES_EXCEEDED", (name, error)
+            assert cloud.end(cloud.submit(run_a_process, submitter=VICTIM)).value == "works\n"
 
 
 def test_a_dead_worker_says_how_it_died(cloud: FakeCloud) -> None:

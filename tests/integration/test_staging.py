@@ -25,6 +25,7 @@ from farcall_common.staged_files import FileUse
 from farcall_endpoint.staging import orders
 from farcall_endpoint.staging.cache import Cache
 from farcall_endpoint.staging.movers.objects import ObjectMover, open_stores
+from farcall_endpoint.staging.places import files_directory
 from farcall_endpoint.staging.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, LargeObject, Proxy, WebServer
@@ -540,14 +541,29 @@ def test_a_task_cannot_have_a_file_written_elsewhere_by_a_link(
     place.parent.parent.mkdir(parents=True)
     place.parent.symlink_to(target)
     transfers.make("next")
-    assert transfers.code(use, "next") == "FILE_UNREACHABLE"
+    error = transfers.error(use, "next")
+    assert (error["code"], error.get("retryable", False)) == ("FILE_DENIED", False)
+    assert str(place) in error["message"]
+    assert "Links there are not followed" in error["message"]
     assert list(target.iterdir()) == []
     place.parent.unlink()
-    place.parent.mkdir()
+    place.mkdir(parents=True)
+    assert transfers.code(use, "next") == "FILE_DENIED", "a directory in the place of the file"
+    place.rmdir()
     place.symlink_to(target / "authorized_keys")
     transfers.move(use, "next")
     assert list(target.iterdir()) == []
     assert place.read_bytes() == b"mine"
+
+
+def test_link_in_place_of_the_directory_of_a_task_is_refused(transfers: TransferProcess, tmp_path: Path) -> None:
+    files_directory(transfers.working_dir, "next", "").symlink_to(tmp_path)
+    transfers.client.order([orders.Make("next", "", ())])
+    [made] = transfers.wait_for(orders.Made)
+    assert isinstance(made, orders.Made)
+    assert made.error is not None
+    assert made.error["code"] == "FILE_DENIED"
+    assert not (tmp_path / "r").exists()
 
 
 def test_a_link_in_place_of_a_directory_is_not_emptied(transfers: TransferProcess, tmp_path: Path) -> None:

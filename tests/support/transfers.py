@@ -100,11 +100,15 @@ class TransferProcess:
         [report] = self.wait_for(orders.Fetched, orders.Stored, orders.Failed)
         return report
 
-    def code(self, use: FileUse, *task_ids: str, submitter: str = "") -> str:
-        """The code of the error with which a transfer fails."""
+    def error(self, use: FileUse, *task_ids: str, submitter: str = "") -> dict[str, Any]:
+        """The error with which a transfer fails."""
         report = self.move(use, *task_ids, submitter=submitter)
         assert isinstance(report, orders.Failed), report
-        return str(report.error["code"])
+        return report.error
+
+    def code(self, use: FileUse, *task_ids: str, submitter: str = "") -> str:
+        """The code of the error with which a transfer fails."""
+        return str(self.error(use, *task_ids, submitter=submitter)["code"])
 
     def place(self, use: FileUse, task_id: str = "t", submitter: str = "") -> Path:
         """Where a task finds a file."""

@@ -200,6 +200,7 @@ def test_report_has_the_requested_parts(home: Path) -> None:
         "machine.json",
         "network.json",
         "processes.json",
+        "readable.json",
         "schedulers.json",
         "spool.json",
         "status.json",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.logs import LogFormat, manager_log_file, set_up_logging, tail
+from farcall_endpoint.logs import LogFormat, RepeatedLines, manager_log_file, set_up_logging, tail
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,21 @@ def test_log_rotates_by_size_and_drops_the_oldest(tmp_path: Path) -> None:
     kept = "".join((tmp_path / name).read_text() for name in reversed(files))
     numbers = [int(line.split("line ")[1].split()[0]) for line in kept.splitlines()]
     assert numbers == list(range(numbers[0], 100)), "nothing is lost between two files"
+
+
+def test_repeated_lines_are_written_once_a_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    repeated = RepeatedLines(logging.getLogger("x"), clock=lambda: now)
+    for number in range(121):
+        now = float(number)
+        repeated.log(logging.WARNING, "no key from %s", number)
+        repeated.log(logging.ERROR, "no thread")
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
+        "no key from 0",
+        "no key from 60 (and 59 more times since the last such line)",
+        "no key from 120 (and 59 more times since the last such line)",
+    ]
+    assert len(caplog.records) == 6, "each message counts apart"
 
 
 def test_removed_log_is_created_again(tmp_path: Path) -> None:

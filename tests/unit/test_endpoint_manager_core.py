@@ -928,9 +928,11 @@ def test_the_first_report_of_held_memory_counts_and_only_for_the_running_task() 
     packets = [(Begun("b", {1: 1}), b""), (Begun("a", {1: 2}), b""), (Begun("a", {1: 3}), b"")]
     rig.handle(PacketsReceived(0, packets))
     [(worker_id, order, begun)] = rig.core.limited()
+    assert order is not None
     assert (worker_id, order.task_id, begun) == (0, "a", Begun("a", {1: 2}))
     rig.done()
     [(_, order, begun)] = rig.core.limited()
+    assert order is not None
     assert (order.task_id, begun) == ("b", None)
 
 

@@ -28,6 +28,7 @@ from farcall_endpoint.manager.events import (
     EnvironmentReady,
     Event,
     Job,
+    LimitExceeded,
     PacketsReceived,
     TasksReceived,
     WorkerDied,
@@ -62,6 +63,7 @@ class EnvironmentRig(Rig):
         self.extra = (options.get("warm") or WarmPoolSettings()).extra_workers
         self.default: Environment | None = options.get("default_environment")
         self.hanging: set[str] = set()  # names of environments in which no worker gets ready
+        self.failing: set[str] = set()  # submitters whose workers die before they are ready
         self.launched: dict[int, Launch] = {}
         self.started: set[int] = set()
         self.prepared: list[str] = []
@@ -113,7 +115,10 @@ class EnvironmentRig(Rig):
             while self.killed:
                 self.die(self.killed.pop())
             for worker_id in starting:
-                if worker_id in self.workers:
+                if worker_id in self.workers and self.launched[worker_id].submitter in self.failing:
+                    del self.workers[worker_id]
+                    self.handle(WorkerDied(worker_id, 0, "exit code 1"))
+                elif worker_id in self.workers:
                     self.started.add(worker_id)
                     self.handle(ready(worker_id))
         for report in self.reports:
@@ -372,6 +377,59 @@ def test_starts_that_fail_for_a_submitter_fail_no_task_of_others() -> None:
     rig.wait(10.0)
     rig.settle(tasks(A, "e3", submitter="eve"))
     assert rig.finish(A) == "e3"
+
+
+def test_start_that_exceeds_a_limit_fails_the_tasks_of_its_submitter_with_that() -> None:
+    """At once: the next start would, too."""
+    rig = prepared(A, slots=1)
+    rig.hanging.add(A.name)
+    rig.settle(tasks(A, "e1", "e2", submitter="eve"))
+    [worker_id] = rig.workers
+    assert rig.core.limited(processes=5) == [(worker_id, None, None)]
+    assert rig.core.limited() == []
+    rig.settle(LimitExceeded(worker_id, "", outcomes.processes_exceeded(5)))
+    ends = {end.task_id: end.error for end in rig.progress().finished}
+    assert {name: error and error["code"] for name, error in ends.items()} == dict.fromkeys(
+        ("e1", "e2"), "PROCESSES_EXCEEDED"
+    )
+    assert rig.launches[A.key] == 1
+    rig.hanging.clear()
+    rig.settle(tasks(A, "ada", submitter="ada"))
+    assert rig.finish(A) == "ada"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_worker_that_is_ended_with_too_many_processes_has_exceeded_the_limit(has_begun: bool) -> None:
+    """A process that a package has forked sends what its worker sends."""
+    rig = prepared(A, slots=1)
+    rig.settle(tasks(A, "e1", submitter="eve"))
+    [worker_id] = rig.workers
+    if has_begun:
+        rig.read(worker_id)
+    rig.stopped.add("e1")
+    rig.handle(ready(worker_id), LimitExceeded(worker_id, "", outcomes.processes_exceeded(5)))
+    rig.settle()
+    [end] = rig.progress().finished
+    assert end.error is not None
+    assert (end.task_id, end.error["code"]) == ("e1", "PROCESSES_EXCEEDED")
+
+
+@pytest.mark.parametrize("environment", [None, A])
+def test_starts_that_fail_for_a_submitter_delay_no_task_of_others(environment: Environment | None) -> None:
+    rig = prepared(A, slots=2)
+    rig.failing.add("eve")
+    rig.settle(tasks(environment, *(f"e{number}" for number in range(8)), submitter="eve"))
+    for number in range(40):
+        rig.wait(1.5)
+        name = f"ada{number}"
+        rig.settle(tasks(environment, name, submitter="ada"))
+        assert rig.finish(environment) == name, "at once"
+    assert not rig.leaves
+    assert sum(launch.submitter == "eve" for launch in rig.launched.values()) < 40
+    if environment is None:
+        rig.failing.clear()
+        rig.wait(10.0)
+        assert rig.finish(None).startswith("e")
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])

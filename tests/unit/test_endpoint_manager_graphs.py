@@ -392,6 +392,7 @@ def test_a_limit_that_a_call_exceeds_is_that_of_the_call() -> None:
     start(rig, *CHAIN, memory_bytes=1000)
     rig.read()
     [(worker_id, order, _)] = rig.core.limited()
+    assert order is not None
     assert (worker_id, order.task_id) == (0, "g/0")
     rig.handle(LimitExceeded(0, "g/0", ErrorRecord("MEMORY_EXCEEDED", "too much", "", Fault.USER_CODE)))
     rig.die(0)

@@ -189,6 +189,13 @@ def test_what_a_command_leaves_behind_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: has_ended(pid))
 
 
+def test_log_of_a_command_has_no_control_characters(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    output = Commands().run(["printf", r"\033[2J\302\233\342\200\256 words\n"], limit_s=60.0, log=log)
+    assert output == "\x1b[2J\x9b\u202e words\n".encode()
+    assert log.read_text().split("\n")[1] == r"\x1b[2J\x9b\u202e words"
+
+
 def test_output_of_a_command_is_bounded_and_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     output = Commands().run(["sh", "-c", "yes | head -c 5000000; echo end"], limit_s=60.0, log=log)

@@ -130,6 +130,15 @@ def test_a_start_log_is_bounded(tmp_path: Path) -> None:
         log.close()
 
 
+def test_a_start_log_has_no_control_characters(tmp_path: Path) -> None:
+    log = StartLog(tmp_path / "start.log")
+    os.write(log.writer, "\x1b]0;stolen\x07\x9b2J\u202e words\n".encode())
+    log.started()
+    assert not log.read()
+    log.close()
+    assert (tmp_path / "start.log").read_text() == "\\x1b]0;stolen\\x07\\x9b2J\\u202e words\n"
+
+
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     log = StartLog(tmp_path / "missing" / "start.log")
     os.write(log.writer, b"words\n")

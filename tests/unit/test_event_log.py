@@ -96,6 +96,17 @@ def test_log_without_a_new_turn_is_not_written() -> None:
     assert log.has_grown
 
 
+def test_written_log_has_no_control_characters_of_others() -> None:
+    hostile = "a\x7f\x85\x9b2J\u202e\u2028\u200eb\x1b"
+    log: EventLog[Arrived, float] = EventLog(for_log, about={"name": hostile})
+    log.add([Arrived([hostile])], 1.5)
+    text = log.to_json().decode()
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert len(text.splitlines()) == 2
+    [(_, [arrived])] = read_events(text.encode(), {"Arrived": Arrived})
+    assert arrived.names == [hostile]
+
+
 def test_log_round_trips() -> None:
     log: EventLog[Arrived, float] = EventLog(for_log, about={"seed": 7})
     log.add([Arrived(["a"], UserBytes([SECRET, None])), Arrived([])], 1.5)

@@ -14,10 +14,11 @@ from farcall.cli import _output
 from farcall_common.console import show_fields, show_table
 from farcall_common.errors import ErrorRecord, original_of
 from farcall_common.payload import task_error
-from farcall_common.plain_text import escaped, plain
+from farcall_common.plain_text import PlainStream, escaped, is_plain_line, plain
 
 TITLE = "\x1b]0;stolen\x07"
 HOSTILE = [TITLE, "\x1b[2J", "\x9b2J", "\x00", "\x7f", "\x08", "\u202e", "\u2066", "\u2028", "\ud800", "\x0c", "\x85"]
+INVISIBLE = ["\u061c", "\u200b", "\u200e", "\u200f", "\u2060", "\u206a", "\ufeff", "\ufff9", "\U000e0041"]
 
 
 def is_harmless(text: str) -> bool:
@@ -25,12 +26,14 @@ def is_harmless(text: str) -> bool:
     return all(each in "\n\t" or each.isprintable() for each in text) and bool(text.encode())
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
+@pytest.mark.parametrize("hostile", HOSTILE + INVISIBLE)
 def test_control_characters_are_written_out(hostile: str) -> None:
     shown = plain(f"a{hostile}b\tc\nd")
     assert is_harmless(shown)
     assert shown.startswith("a\\")
     assert shown.endswith("b\tc\nd")
+    assert is_plain_line(shown.replace("\t", "").replace("\n", ""))
+    assert not is_plain_line(f"a{hostile}b")
 
 
 def test_text_without_them_stays() -> None:
@@ -86,7 +89,16 @@ def test_values_and_output_are_plain_on_a_terminal_and_whole_in_a_pipe(
 
 
 def test_json_keeps_its_value() -> None:
-    value = {"a\x9b": ["\x7f", "\u202e\x1b", "\u2028"]}
+    value = {"a\x9b": ["\x7f", "\u202e\x1b", "\u2028", *INVISIBLE]}
     text = escaped(json.dumps(value, ensure_ascii=False))
     assert is_harmless(text)
     assert json.loads(text) == value
+
+
+def test_output_of_a_program_is_plain_in_whatever_pieces_it_comes() -> None:
+    output = f"Größe\t\u202e{TITLE}\n日本語\x9b".encode() + b"\xff"
+    for size in (1, 2, 3, len(output)):
+        stream = PlainStream()
+        pieces = [output[at : at + size] for at in range(0, len(output), size)]
+        text = b"".join(map(stream.write, [*pieces, b""])).decode()
+        assert text == "Größe\t\\u202e\\x1b]0;stolen\\x07\n日本語\\x9b\\xff"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import shutil
@@ -22,16 +23,18 @@ from farcall_common.credentials import Credentials, stored_values
 from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_endpoint import daemon
 from farcall_endpoint.config import Config, LocalProviderConfig, check_binds, read_config
-from farcall_endpoint.diagnose import environments, machine, network
+from farcall_endpoint.diagnose import environments, machine, network, readable
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
 from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.isolation.paths import SHARED_MEMORY
+from farcall_endpoint.isolation.paths import SHARED_MEMORY, readable_paths
 from farcall_endpoint.logs import tail
 from farcall_endpoint.staging.settings import GlobusSettings
 from farcall_endpoint.valkey import find_program
 
 _LOG_BYTES: Final = 256 * 1024
 _MAX_LOGS: Final = 12
+_MOST_WRITABLE: Final = 20
+"""Findings of one kind; the file has all."""
 _EXPECTED: Final = (OSError, ValueError, sqlite3.Error, psutil.Error, FarcallError, yaml.YAMLError, RecursionError)
 _ENVIRONMENT: Final = (
     "FARCALL_", "SLURM", "PBS", "LSB_", "LSF_", "SGE_", "CONDOR", "_CONDOR", "KUBE", "CONDA_", "OMP_", "CUDA_", "ROCR_",
@@ -143,6 +146,7 @@ class _Gathering:
             "spool.json": self._spool,
             "disk.json": self._disk,
             "files.json": self._files,
+            "readable.json": self._readable,
         }
         if self._with_network:
             parts["network.json"] = self._network
@@ -275,6 +279,28 @@ class _Gathering:
         if secret.exists() and secret.stat().st_mode & 0o077:
             self._add_finding(False, f"{secret} is readable by other users: chmod 600 {secret}")
         return machine.listing(self._directory.path)
+
+    def _readable(self) -> dict[str, str]:
+        """What tasks of other submitters read at ``landlock`` and ``bubblewrap``, if other accounts may write there."""
+        engine = Config().engine
+        with contextlib.suppress(ConfigurationError):
+            engine = read_config(self._directory.config_file).engine
+        home = Path(self._environ.get("HOME", "/"))
+        paths = readable_paths(engine.readable_paths, private=[self._home], home=home, environ=self._environ)
+        found = readable.writable_by_others(
+            (path for path in paths if not path.startswith(("/proc", "/sys"))), user=os.geteuid()
+        )
+        for path, reason in itertools.islice(found.items(), _MOST_WRITABLE):
+            self._add_finding(
+                False,
+                f"tasks of other submitters read {path}, which other accounts may change ({reason}): their servers can "
+                "pass files to tasks there. Take that right away, or the path out of PATH and engine.readable_paths",
+            )
+        if len(found) > _MOST_WRITABLE:
+            self._add_finding(False, f"{len(found) - _MOST_WRITABLE} more such paths are in readable.json")
+        if not found:
+            self._add_finding(True, "no other account may change what tasks of other submitters read")
+        return found
 
     def _network(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}

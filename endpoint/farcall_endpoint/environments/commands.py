@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from farcall_common.plain_text import PlainStream
 from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import probe
 
@@ -97,16 +98,17 @@ def _read(process: subprocess.Popen[bytes], *, deadline: float, write: Callable[
             if not selector.select(left_s):
                 continue
             data = os.read(process.stdout.fileno(), _MOST_OUTPUT_BYTES)
+            write(data)
             if not data:
                 return output, True
-            write(data)
             output = (output + data)[-_MOST_OUTPUT_BYTES:]
     return output, False
 
 
 @contextlib.contextmanager
 def _opened(log: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """A function that adds to a log file, which stays below its limit. A log that cannot be written is left out."""
+    """A function that adds output to a log file, which stays below its limit; empty bytes end the output. A log that
+    cannot be written is left out."""
     try:
         file = None if log is None else open(log, "ab", buffering=0, opener=_private)  # noqa: SIM115 - closed below
     except OSError:
@@ -115,10 +117,12 @@ def _opened(log: Path | None) -> Iterator[Callable[[bytes], object]]:
         yield lambda _: None
         return
 
+    plain = PlainStream()
+
     def write(data: bytes) -> None:
         with contextlib.suppress(OSError):  # the disk is full: that is no reason to stop
             if file.tell() < _MOST_LOG_BYTES:
-                file.write(data)
+                file.write(plain.write(data))
 
     with file:
         yield write

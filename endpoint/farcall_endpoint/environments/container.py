@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.environments import Environment
+from farcall_common.plain_text import PlainStream
 from farcall_endpoint.environments import probe
 from farcall_endpoint.environments.access import Place
 from farcall_endpoint.environments.runner import Mount
@@ -188,6 +189,7 @@ class StartLog:
         os.set_blocking(self.writer, True)
         self._left_bytes = _MOST_LOG_BYTES
         self._tail = b""
+        self._plain = PlainStream()
         self._file: int | None = None
         with contextlib.suppress(OSError):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -213,7 +215,7 @@ class StartLog:
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             if self._file is not None:
                 with contextlib.suppress(OSError):  # a full disk is no reason not to start
-                    os.write(self._file, data)
+                    os.write(self._file, self._plain.write(data))
             if not data or self._left_bytes < 0:
                 return False
         return False

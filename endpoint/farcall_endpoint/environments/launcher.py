@@ -50,6 +50,7 @@ from farcall_endpoint.environments.templates import (
     variables_of_template,
 )
 from farcall_endpoint.isolation.keyring import start_apart
+from farcall_endpoint.logs import RepeatedLines
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import Boot, Descriptors
 
@@ -119,6 +120,7 @@ class EnvironmentLauncher:
         self.settings = settings
         self._passed = tuple(passed)
         self._log_dir = log_dir
+        self._repeated = RepeatedLines(_logger)
         self._isolated = isolated or confined
         self._confined = confined
         self._readable = readable
@@ -639,7 +641,8 @@ class EnvironmentLauncher:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, user, _ = _CREDENTIALS.unpack(credentials)
         if not self._is_expected(container, pid, user):
-            _logger.warning("process %d of user %d connected instead of container %s", pid, user, container.name)
+            message = "process %d of user %d connected instead of container %s"
+            self._repeated.log(logging.WARNING, message, pid, user, container.name)
             connection.close()
             return
         self._containers[connection.fileno()] = container
@@ -652,7 +655,8 @@ class EnvironmentLauncher:
         """A process that has connected has sent something: the secret of the container, or it is another process."""
         self._forget(descriptor)
         if (proved := container.proved(descriptor)) is None:
-            _logger.warning("a process without the secret of container %s has connected", container.name)
+            message = "a process without the secret of container %s has connected"
+            self._repeated.log(logging.WARNING, message, container.name)
             container.drop(descriptor)
             return
         assert container.listener is not None

@@ -13,7 +13,6 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from farcall_common.backoff import Backoff
 from farcall_endpoint.manager import orders
 from farcall_endpoint.manager.actions import Action, Adopt, Launch
 from farcall_endpoint.manager.ahead import AheadCalls
@@ -31,11 +30,9 @@ from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings, WarmW
 from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
 
-_FIRST_START_WAIT_S: Final = 0.2
-_MAX_START_WAIT_S: Final = 10.0
 _MAX_START_FAILURES: Final = 6
-"""After so many failed rounds of starts of the endpoint's own Python in a row, and with no running worker, the manager
-ends."""
+"""After this number of failed rounds of starts of the owner's workers in the endpoint's own Python, and with no running
+worker, the manager ends."""
 
 
 class Assignment:
@@ -111,8 +108,6 @@ class Assignment:
         self.free_slots = collections.deque[tuple[int, Pair | None]]((slot, OWN) for slot in range(slots))
         self._next_worker_id = 0
         self._latency_numbers = itertools.count()
-        self._start_backoff = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
-        self._launch_at = 0.0  # for the endpoint's own Python
         self.problem = ""
 
     # -- when ----------------------------------------------------------------------------------------------------------
@@ -124,7 +119,7 @@ class Assignment:
         """
         due_at = math.inf
         if self.free_slots and (not only_needed or self._queue):
-            due_at = self.placement.idle_launch_at(self._launch_at)
+            due_at = self.placement.idle_launch_at()
         if self._environments or self._warm.parked:
             due_at = min(due_at, self._warm.due_at)
         if self._extras.count:
@@ -136,7 +131,7 @@ class Assignment:
     @property
     def is_hopeless(self) -> bool:
         """Whether workers of the endpoint's own Python do not start, and no worker runs."""
-        if self._start_backoff.failures < _MAX_START_FAILURES:
+        if self._environments.own.failures < _MAX_START_FAILURES:
             return False
         return not any(each.is_ready for each in self._workers.values())
 
@@ -157,7 +152,7 @@ class Assignment:
         """Give free slots to workers: to one that is warm without a place, or to a new one."""
         for _ in range(len(self.free_slots)):
             slot, hint = self.free_slots.popleft()
-            pair = self.placement.pair_for_slot(hint, now, can_start_own=now >= self._launch_at)
+            pair = self.placement.pair_for_slot(hint, now)
             if pair is None:
                 self.free_slots.append((slot, hint))
                 continue
@@ -178,7 +173,7 @@ class Assignment:
         worker.since = now
         self._reports.changed = True
         if not worker.pair.key:
-            self._start_backoff.reset()
+            self._environments.own.started(worker.pair.submitter)
             self.problem = ""
 
     def remove(self, worker_id: int) -> Worker:
@@ -195,14 +190,13 @@ class Assignment:
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
         """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. A start whose
         place was needed has not failed."""
-        if worker.killed and worker.yields_to is not None:
+        if worker.killed and worker.yields_to is not None and worker.excess is None:
             return
         lines = event.stderr_tail.strip().splitlines()
         last_line = lines[-1] if lines else "no output on standard error"
         words = f"{event.reason}; {last_line}"
         if worker.environment is None:
-            if now.mono >= self._launch_at:  # workers that were started together fail as one round
-                self._launch_at = now.mono + self._start_backoff.next_s()
+            self._environments.own.failed(worker.pair.submitter, now.mono)
             self.problem = f"a worker did not start: {words}"
             return
         if worker.killed and now.mono - worker.since >= self._environment_start_limit_s:
@@ -235,13 +229,11 @@ class Assignment:
 
     def _add_extra_workers(self, now: float) -> None:
         """Start workers for calls of tasks that wait."""
-        while (extra := self._extras.wanted()) is not None:
-            if not self._can_start(extra.pair, now):
-                return
+        while (extra := self._extras.wanted(lambda each: self._can_start(each, now))) is not None:
             self._start_worker(extra.pair, extra.slot, now, extra=extra.number)
 
     def _can_start(self, pair: Pair, now: float) -> bool:
-        return self._environments.is_ready(pair.key, pair.submitter, now) if pair.key else now >= self._launch_at
+        return self._environments.is_ready(pair.key, pair.submitter, now)
 
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -281,15 +273,15 @@ class Assignment:
                 workers.sort(key=lambda worker: (len(worker.jobs), worker.since))
             else:
                 workers.sort(key=lambda worker: len(worker.jobs))
-            is_starved = False  # whether a payer before has no worker
+            is_starved = False  # whether a payer before has no worker, and could have one now
             pairs = self._queue.in_turn()
             for pair in pairs:
                 own = [worker for worker in workers if worker.pair == pair]
                 if is_starved:
                     own = [worker for worker in own if worker.jobs or not self.placement.would_overrun(worker, now)]
                 self._share(pair, own, now)
-                if len(pairs) > 1 and not is_starved:
-                    is_starved = not (self.free_slots or self.placement.has_place(pair.share_of))
+                if len(pairs) > 1 and not (is_starved or self.free_slots):
+                    is_starved = not self.placement.has_place(pair.share_of) and self._can_start(pair, now)
             if self._queue:
                 self._yield_workers(now)
         if self._preparations.has_prewarmed and not self.free_slots:

@@ -299,17 +299,22 @@ class ManagerCore:
         """Stopped, and all workers have ended."""
         return self._stop_at is not None and not self._workers
 
-    def limited(self, *, processes: int = 0) -> list[tuple[int, TaskOrder, Begun | None]]:
-        """The running tasks that must be measured, by worker.
+    def limited(self, *, processes: int = 0) -> list[tuple[int, TaskOrder | None, Begun | None]]:
+        """The running tasks that must be measured, by worker; and, with None in place of a task, the workers that start
+        in environments, whose packages may be those of another submitter than the owner.
 
         :param processes: as of :func:`~farcall_endpoint.manager.limits.is_limited`.
         """
-        heads = [
-            (worker.worker_id, worker.jobs[0].order, worker.begun)
-            for worker in self._workers.values()
-            if worker.jobs and not worker.killed
-        ]
-        return [head for head in heads if is_limited(head[1], processes=processes)]
+        found: list[tuple[int, TaskOrder | None, Begun | None]] = []
+        for worker in self._workers.values():
+            if worker.killed:
+                continue
+            if worker.jobs:
+                if is_limited(order := worker.jobs[0].order, processes=processes):
+                    found.append((worker.worker_id, order, worker.begun))
+            elif processes and not worker.is_ready and worker.environment is not None and worker.pair.submitter:
+                found.append((worker.worker_id, None, None))
+        return found
 
     def busy_since(self, worker_id: int) -> float:
         """When the task that a worker runs began, in monotonic seconds; infinite if it runs none."""
@@ -386,10 +391,9 @@ class ManagerCore:
                     self._interruptions.end_after_task(left)
             case CpusMeasured():
                 self._latency.cpus = event
-            case LimitExceeded(worker_id=worker_id, task_id=task_id, record=record):
-                exceeding = self._workers.get(worker_id)
-                if exceeding is not None and exceeding.runs(task_id):
-                    self._interruptions.stop(exceeding, task_id, StopReason(TaskState.FAILED, record))
+            case LimitExceeded(worker_id=worker_id):
+                if (exceeding := self._workers.get(worker_id)) is not None:
+                    self._limit_exceeded(exceeding, event)
             case MalformedReceived(worker_id=worker_id, reason=reason):
                 self._interruptions.kill(self._workers[worker_id], reason)
             case Stop(grace_s=grace_s):
@@ -598,11 +602,21 @@ class ManagerCore:
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
+    def _limit_exceeded(self, worker: Worker, event: LimitExceeded) -> None:
+        if not event.task_id:
+            worker.excess = event.record
+            self._interruptions.kill(worker)
+        if worker.runs(event.task_id) or (not event.task_id and worker.jobs and worker.jobs[0].order.submitter):
+            reason = StopReason(TaskState.FAILED, event.record)
+            self._interruptions.stop(worker, worker.jobs[0].order.task_id, reason)
+
     def _worker_died(self, event: WorkerDied, now: Instant) -> None:
         worker = self._assignment.remove(event.worker_id)
-        if not worker.is_ready and self._stop_at is None:
-            self._assignment.start_failed(worker, event, now)
+        has_excess = worker.excess is not None and worker.environment is not None
+        has_failed = not worker.is_ready or (has_excess and event.revoked >= len(worker.jobs))
         self._interruptions.died(worker, event, now, self._kept)
+        if has_failed and self._stop_at is None:
+            self._assignment.start_failed(worker, event, now)
         if worker.environment is not None:
             self._preparations.worker_ended(worker.environment, now)
 

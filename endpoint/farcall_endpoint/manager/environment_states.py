@@ -59,9 +59,18 @@ class _Starts:
     def failed(self, now: float, *, is_try: bool, has_workers: bool) -> bool:
         """Count one more; whether tasks fail now: they do after several, or one that was a try, if there is no
         worker."""
+        self.count(now)
+        return not has_workers and (is_try or self._rounds.failures >= _MAX_START_FAILURES)
+
+    def count(self, now: float) -> None:
+        """Count one more that has failed."""
         if now >= self.launch_at:  # workers that were started together fail as one round
             self.launch_at = now + self._rounds.next_s()
-        return not has_workers and (is_try or self._rounds.failures >= _MAX_START_FAILURES)
+
+    @property
+    def failures(self) -> int:
+        """How many rounds have failed one after the other."""
+        return self._rounds.failures
 
     def succeeded(self) -> None:
         """Forget the failures."""
@@ -83,9 +92,12 @@ class _StartsOfOne(_Starts):
         self.record: ErrorRecord | None = None
         self._pause = Backoff(first_s=_FIRST_PAUSE_S, most_s=_MAX_PAUSE_S)
 
-    def failed_for(self, record: ErrorRecord, now: float, *, has_workers: bool) -> bool:
-        """Count one more, for this reason; whether tasks fail now."""
-        if not self.failed(now, is_try=self._pause.failures > 0, has_workers=has_workers):
+    def failed_for(self, record: ErrorRecord, now: float, *, has_workers: bool, is_final: bool) -> bool:
+        """Count one more, for this reason; whether tasks fail now.
+
+        :param is_final: whether the next start would fail for the same reason.
+        """
+        if not self.failed(now, is_try=is_final or self._pause.failures > 0, has_workers=has_workers):
             return False
         self.record, self.retry_at = record, now + self._pause.next_s()
         self.begin_again()
@@ -238,23 +250,33 @@ class EnvironmentState:
             self.state = State.READY
 
     def worker_not_started(
-        self, submitter: str, words: str, log: str, now: Instant, *, has_workers: bool
+        self,
+        submitter: str,
+        words: str,
+        log: str,
+        now: Instant,
+        *,
+        has_workers: bool,
+        excess: ErrorRecord | None = None,
     ) -> ErrorRecord | None:
         """A worker of a submitter died before it was ready, with these last words and this end of its log. After
         several, the environment fails, if it has no worker: for the owner (the empty submitter) as a whole, else for
         that submitter alone, whose packages and files may be why. The error, if it has failed.
 
         :param has_workers: of that submitter; for the owner, of any.
+        :param excess: the limit that a worker of another submitter than the owner has exceeded.
         """
         if self.state in (State.COLD, State.PREPARING):  # it was lost, which is not a failure
             return None
-        record = outcomes.environment_start_failed(self.environment.label, words)
+        record = outcomes.environment_start_failed(self.environment.label, words) if excess is None else excess
         record = dataclasses.replace(record, stderr_tail=log or None)
         if submitter:
             starts = self._of_others.setdefault(submitter, _StartsOfOne())
             while len(self._of_others) > _MAX_KNOWN:
                 del self._of_others[next(iter(self._of_others))]
-            return record if starts.failed_for(record, now.mono, has_workers=has_workers) else None
+            is_final = excess is not None
+            has_failed = starts.failed_for(record, now.mono, has_workers=has_workers, is_final=is_final)
+            return record if has_failed else None
         self.record = record
         if not self._starts.failed(now.mono, is_try=self._pause.failures > 0, has_workers=has_workers):
             return None
@@ -314,8 +336,47 @@ class EnvironmentState:
         self.state, self.text, self.since = state, text, now.epoch
 
 
+class OwnStarts:
+    """Starts of workers of the endpoint's own Python. Those that fail for a submitter other than the owner hold up that
+    submitter alone, whose directories may be why; those of the owner hold up all: the node cannot start workers."""
+
+    def __init__(self) -> None:
+        self._starts = _Starts()
+        self._of_others: dict[str, _Starts] = {}  # by submitter
+
+    @property
+    def failures(self) -> int:
+        """How many rounds of starts of the owner have failed since a worker has started."""
+        return self._starts.failures
+
+    def launch_at_of(self, submitter: str) -> float:
+        """When a worker of a submitter may be started."""
+        starts = self._of_others.get(submitter)
+        launch_at = self._starts.launch_at
+        return launch_at if starts is None else max(launch_at, starts.launch_at)
+
+    def started(self, submitter: str) -> None:
+        """A worker of a submitter is ready."""
+        self._of_others.pop(submitter, None)
+        self._starts.succeeded()
+
+    def failed(self, submitter: str, now: float) -> None:
+        """A worker of a submitter died before it was ready."""
+        starts = self._starts
+        if submitter:
+            starts = self._of_others.setdefault(submitter, _Starts())
+            while len(self._of_others) > _MAX_KNOWN:
+                del self._of_others[next(iter(self._of_others))]
+        starts.count(now)
+
+
 class EnvironmentStates(dict[str, EnvironmentState]):
-    """All environments that a manager has seen, by key. The least recently needed are forgotten beyond a number."""
+    """All environments that a manager has seen, by key. The least recently needed are forgotten beyond a number.
+    ``own``: starts of the endpoint's own Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = OwnStarts()
 
     def of(self, environment: Environment) -> EnvironmentState:
         """An environment, which is new or was seen before."""
@@ -327,9 +388,9 @@ class EnvironmentStates(dict[str, EnvironmentState]):
         return state
 
     def is_ready(self, key: str, submitter: str, now: float) -> bool:
-        """Whether workers of a submitter can be launched in it now. Those of the endpoint's own Python always can."""
+        """Whether workers of a submitter can be launched in it now; the empty key is the endpoint's own Python."""
         if not key:
-            return True
+            return now >= self.own.launch_at_of(submitter)
         state = self.get(key)
         return state is not None and state.state is State.READY and now >= state.launch_at_of(submitter)
 

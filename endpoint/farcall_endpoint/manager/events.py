@@ -260,7 +260,8 @@ class BlocksServed(_Event, frozen=True):
 
 
 class LimitExceeded(_Event, frozen=True):
-    """A running task exceeds a limit; ``record`` is the error that it fails with."""
+    """A running task exceeds a limit; ``record`` is the error that it fails with. ``task_id`` is empty if the worker
+    itself does: while it starts, or as it is ended for an invalid message."""
 
     worker_id: int
     task_id: str

@@ -19,7 +19,7 @@ other submitter, and no depth gives one more of the node.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from farcall_endpoint.manager.task_queue import TaskQueue
@@ -48,8 +48,8 @@ class Extras:
         self._queue = queue
         self.count = 0
 
-    def wanted(self) -> ExtraWorker | None:
-        """The next one that is needed; call it when idle workers have got what they can take."""
+    def wanted(self, can_start: Callable[[Pair], bool]) -> ExtraWorker | None:
+        """The next one that is needed and can be started; call it when idle workers have got what they can take."""
         waiting: dict[str, list[Worker]] = {}
         for worker in self._workers.values():
             if worker.waits and not worker.killed:
@@ -59,7 +59,7 @@ class Extras:
         found = (
             self._wanted(waiting[pair.submitter], pair, depth)
             for pair, depth in self._queue.deepest()
-            if pair.submitter in waiting
+            if pair.submitter in waiting and can_start(pair)
         )
         return next((each for each in found if each is not None), None)
 

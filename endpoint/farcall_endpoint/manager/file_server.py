@@ -23,6 +23,7 @@ from typing import BinaryIO, Final, NamedTuple
 import msgspec
 
 from farcall_common.errors import FarcallError
+from farcall_endpoint.logs import RepeatedLines
 from farcall_endpoint.protocol import BlocksWanted, FileContent
 
 _logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class FileServer:
     def __init__(self, host: str, *, read: Callable[[Wanted], Answered]) -> None:
         self._read = read
         self._key = b""
+        self._repeated = RepeatedLines(_logger)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, 0), family=family, backlog=_MOST_HANDSHAKES)
         #: ``host:port``
@@ -136,7 +138,7 @@ class FileServer:
                 connection, _ = self._socket.accept()
             except OSError as error:
                 if not self._is_closed.is_set():
-                    _logger.warning("the server of files cannot accept a connection: %s", error)
+                    self._repeated.log(logging.WARNING, "the server of files cannot accept a connection: %s", error)
                     self._is_closed.wait(_PAUSE_S)  # too many open files, for instance
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="farcall-file-reader", daemon=True)
@@ -149,7 +151,10 @@ class FileServer:
                 self._end_handshake(oldest)
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
-            if not _has_started(thread):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._repeated.log(logging.ERROR, "%s cannot run: %s", thread.name, error)
                 self._forget(connection, thread)
                 connection.close()
                 self._is_closed.wait(_PAUSE_S)
@@ -192,11 +197,12 @@ class FileServer:
         request = _received(connection, length, ends_at)
         proof = _received(connection, _MAC_BYTES, ends_at)
         if not hmac.compare_digest(proof, hmac.digest(self._key, challenge + request, "sha256")):
-            _logger.warning("a request for a file without the key of this endpoint's agent")
+            self._repeated.log(logging.WARNING, "a request for a file without the key of this endpoint's agent")
             return None
         wanted = _decode(request)
         if wanted.address != self.address:
-            _logger.warning("a request for a file that was meant for the node at %s", wanted.address)
+            message = "a request for a file that was meant for the node at %s"
+            self._repeated.log(logging.WARNING, message, wanted.address)
             return None
         content = wanted.content or wanted.blocks
         return None if content is None else (content, _mac_of_answer(self._key, challenge, request))
@@ -299,16 +305,12 @@ def _mac_of_answer(key: bytes, challenge: bytes, request: bytes) -> hmac.HMAC:
 def started(run: Callable[[], None], name: str) -> threading.Thread | None:
     """A thread that runs; None if this process may have no more."""
     thread = threading.Thread(target=run, name=name, daemon=True)
-    return thread if _has_started(thread) else None
-
-
-def _has_started(thread: threading.Thread) -> bool:
     try:
         thread.start()
     except RuntimeError as error:
-        _logger.error("%s cannot run: %s", thread.name, error)
-        return False
-    return True
+        _logger.error("%s cannot run: %s", name, error)
+        return None
+    return thread
 
 
 def _limit(connection: socket.socket, ends_at: float) -> None:

@@ -47,13 +47,16 @@ def limited(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     return order if options is order.options else msgspec.structs.replace(order, options=options)
 
 
-def breach(order: TaskOrder, use: TaskUse, *, output_bytes: int, processes: int) -> ErrorRecord | None:
+def breach(order: TaskOrder | None, use: TaskUse, *, output_bytes: int, processes: int) -> ErrorRecord | None:
     """The error of a task that exceeds a limit, or None.
 
+    :param order: None: a worker of another submitter than the owner starts, or is ended.
     :param processes: as of :func:`is_limited`.
     """
-    if processes and order.submitter and use.processes > processes:
+    if processes and (order is None or order.submitter) and use.processes > processes:
         return outcomes.processes_exceeded(processes)
+    if order is None:
+        return None
     return outcomes.limit_exceeded(
         memory_bytes=use.resident_bytes + use.file_bytes,
         memory_limit_bytes=order.options.memory_bytes,

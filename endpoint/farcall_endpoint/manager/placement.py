@@ -67,19 +67,17 @@ class Placement:
         self.review_at: float | None = None
         """When a decision may be another without an event: a turn ends, or a task is not expected to end any more."""
 
-    def pair_for_slot(self, hint: Pair | None, now: float, *, can_start_own: bool) -> Pair | None:
+    def pair_for_slot(self, hint: Pair | None, now: float) -> Pair | None:
         """Whose worker a free slot gets; None if it stays free for now.
 
         :param hint: the pair that the slot was freed for; None: for no certain one.
-        :param can_start_own: whether workers of the endpoint's own Python can be launched now.
         """
 
         def can_start(pair: Pair) -> bool:
-            if not pair.key:
-                return can_start_own
-            return self._environments.is_ready(pair.key, pair.submitter, now) and not self._has_slow_start(pair, now)
+            is_ready = self._environments.is_ready(pair.key, pair.submitter, now)
+            return is_ready and not (pair.key and self._has_slow_start(pair, now))
 
-        if hint is not None and not hint.key and can_start_own and self._queue.waiting(hint):
+        if hint is not None and not hint.key and can_start(hint) and self._queue.waiting(hint):
             return hint
         needs = [pair for pair, _ in self.needs(now) if can_start(pair)]
         if hint in needs:
@@ -89,10 +87,10 @@ class Placement:
         wanted = next((pair for pair, _ in self.prewarm_needs(now)), self._idle)
         return wanted if can_start(wanted) else None
 
-    def idle_launch_at(self, own_launch_at: float) -> float:
+    def idle_launch_at(self) -> float:
         """When a free slot gets a worker that nothing waits for; infinite if it must be prepared first."""
         if not self._idle.key:
-            return own_launch_at
+            return self._environments.own.launch_at_of("")
         state = self._environments.get(self._idle.key)
         return math.inf if state is None or state.state is not State.READY else state.launch_at
 
@@ -193,6 +191,10 @@ class Placement:
         waiting = self._queue.waiting(pair)
         coming = sum(worker.yields_to is not None or not worker.is_ready for worker in places)
         if not pair.key:
+            launch_at = self._environments.own.launch_at_of(pair.submitter)
+            if now < launch_at:
+                self._review(launch_at)
+                return 0
             return waiting - coming
         state = self._environments.get(pair.key)
         if state is None or not self._environments.is_ready(pair.key, pair.submitter, now):

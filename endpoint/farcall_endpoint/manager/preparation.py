@@ -130,7 +130,7 @@ class Preparations:
             each.pair.key == state.key and each.is_ready and submitter in ("", each.pair.submitter)
             for each in self._workers.values()
         )
-        record = state.worker_not_started(submitter, words, log, now, has_workers=has_workers)
+        record = state.worker_not_started(submitter, words, log, now, has_workers=has_workers, excess=worker.excess)
         if submitter and record is not None:
             self._fail_each(self._queue.remove_all(state.key, submitter), record, state)
         else:

@@ -87,6 +87,7 @@ from farcall_endpoint.manager.processes import (
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe, most_file_bytes
+from farcall_endpoint.process_reaper import walk
 from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.bodies import ranges_of
@@ -123,6 +124,8 @@ _WARM_PERIOD_S: Final = 10.0
 """How often the memory of one worker of an environment is measured, one after the other."""
 _OUTPUT_PERIOD_S: Final = 0.01
 """The same for its output, while that grows."""
+_COUNT_LIMIT_S: Final = 0.05
+"""Longest time to count the processes of a worker that is ended."""
 _MOST_UNSENT: Final = 2 * MOST_OPEN
 """So many answers wait for a task that reads none; its worker makes fewer calls before it reads."""
 _MOST_NEW_FILES: Final = 64
@@ -359,7 +362,8 @@ class Manager:
             return []
         output: dict[int, int] = {}
         if now >= self._measure_at:
-            output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id, _, _ in heads}
+            running = [worker_id for worker_id, order, _ in heads if order is not None]
+            output = {worker_id: output_bytes(self._workers[worker_id].output) for worker_id in running}
             grows = any(size > self._output_bytes.get(worker_id, 0) for worker_id, size in output.items())
             self._output_bytes = output
             self._measure_at = now + (_OUTPUT_PERIOD_S if grows else _LIMIT_PERIOD_S)
@@ -367,9 +371,13 @@ class Manager:
         if now >= self._measuring.due_at:
             used = self._measuring.turn(
                 {
-                    worker_id: ((order.task_id, order.attempt, begun), self._measured(worker_id, order, begun))
+                    worker_id: (
+                        None if order is None else (order.task_id, order.attempt, begun),
+                        self._measured(worker_id, order, begun),
+                    )
                     for worker_id, order, begun in heads
-                    if begun is not None or (self._processes and order.submitter)
+                    if begun is not None or (self._processes and (order is None or order.submitter))
+                    if worker_id in self._workers  # a start may wait for its location
                 }
             )
         events: list[Event] = []
@@ -377,17 +385,32 @@ class Manager:
             use = used.get(worker_id, TaskUse())
             record = breach(order, use, output_bytes=output.get(worker_id, 0), processes=self._processes)
             if record is not None:
-                events.append(LimitExceeded(worker_id, order.task_id, record))
+                events.append(LimitExceeded(worker_id, "" if order is None else order.task_id, record))
         return events
 
-    def _measured(self, worker_id: int, order: protocol.TaskOrder, begun: Begun | None) -> Callable[[], MeasuredTask]:
+    def _excess(self, worker_id: int) -> list[Event]:
+        """The limit of processes that a worker of another submitter exceeds as it is ended for an invalid message: a
+        process that it has forked too many may have sent that. A tree that takes long to count is left out."""
+        if not self._processes or worker_id not in self._leftovers:
+            return []
+        ends_at, count = time.monotonic() + _COUNT_LIMIT_S, 0
+        for _, threads in walk(self._workers[worker_id].root_pid):
+            count += threads
+            if count > self._processes or time.monotonic() > ends_at:
+                break
+        record = breach(None, TaskUse(processes=count), output_bytes=0, processes=self._processes)
+        return [] if record is None else [LimitExceeded(worker_id, "", record)]
+
+    def _measured(
+        self, worker_id: int, order: protocol.TaskOrder | None, begun: Begun | None
+    ) -> Callable[[], MeasuredTask]:
         process = self._workers[worker_id]
         return lambda: MeasuredTask(
             root=process.root_pid,
             worker=process.worker_pid,
             namespaced=process.namespaced,
-            memory_bytes=None if begun is None else order.options.memory_bytes,
-            processes=self._processes if order.submitter else 0,
+            memory_bytes=None if begun is None or order is None else order.options.memory_bytes,
+            processes=self._processes if order is None or order.submitter else 0,
             held_bytes={} if begun is None else begun.resident_bytes,
             held_file_bytes={} if begun is None else begun.file_bytes,
         )
@@ -684,6 +707,7 @@ class Manager:
                 case Kill(worker_id=worker_id, reason=reason):
                     if reason:
                         _logger.warning("worker %d sent an invalid message (%s); killing it", worker_id, reason)
+                        events += self._excess(worker_id)
                     else:
                         self._ended.add(worker_id)
                     self._end(self._workers[worker_id])

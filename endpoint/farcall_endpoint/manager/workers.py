@@ -55,7 +55,8 @@ class Worker:
     wait, and of this number, from 1 (see :mod:`.extra_workers`); or one of a latency class (see :mod:`.latency_tasks`).
     ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
     so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
-    functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks.
+    functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks. ``excess``: the limit that
+    it has exceeded itself.
     """
 
     worker_id: int
@@ -86,6 +87,7 @@ class Worker:
     drives: bool = False
     waits: bool = False
     start_s: float = 0.0
+    excess: ErrorRecord | None = None
     called: dict[str, Frame] = dataclasses.field(default_factory=dict)
 
     @property

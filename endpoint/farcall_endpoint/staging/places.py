@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
-from farcall_common.file_arguments import place_of
+from farcall_common.file_arguments import Mode, place_of
 from farcall_endpoint.removal import remove_tree
 from farcall_endpoint.worker.directories import SUBMITTERS, name_of, submitter_directory
 
@@ -25,7 +25,13 @@ _STAGED: Final = "staged"
 _ASIDE: Final = ".old-"
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
 """What a file system answers that cannot link here."""
+_OF_TASKS: Final = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EACCES, errno.EPERM})
+"""What a file system answers where a task has made a link, a file or a closed directory, which stays."""
 _COPY_BYTES: Final = 4 * 2**20
+
+
+class PlaceTaken(OSError):
+    """A task has made something else where a directory, or a file that a task reads, belongs. It is not followed."""
 
 
 def files_directory(working_dir: Path, task_id: str, submitter: str) -> Path:
@@ -65,6 +71,7 @@ class StagedDirectories:
     def make(self, task_id: str, submitter: str, writes: Collection[str]) -> None:
         """Make the directory of a task, with one in it for each URL that it writes, named for the URL.
 
+        :raises PlaceTaken: if a task has made something else there.
         :raises OSError: if it cannot be made.
         """
         with (
@@ -80,6 +87,7 @@ class StagedDirectories:
     def link(self, copy: Path, task_id: str, submitter: str, url: str) -> None:
         """Let a copy of the cache be the file of a task, unless the task has ended.
 
+        :raises PlaceTaken: if a task has made something else there.
         :raises OSError: if that is not possible.
         """
         _, mode, key, name = place_of("", url, "r").split("/")
@@ -91,7 +99,7 @@ class StagedDirectories:
                 return  # not needed any more
             read = opened.enter_context(_below(task, mode, make=True))
             directory = opened.enter_context(_below(read, key, make=True))
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), _own_place():
                 os.unlink(name, dir_fd=directory)  # of an earlier agent
             try:
                 os.link(copy, name, dst_dir_fd=directory, follow_symlinks=False)
@@ -120,9 +128,9 @@ class StagedDirectories:
             raise FileNotFoundError("it is not a regular file")
         return descriptor
 
-    def path(self, task_id: str, submitter: str, url: str) -> str:
-        """The path of a file that a task writes, for messages."""
-        return place_of(str(files_directory(self._working_dir, task_id, submitter)), url, "w")
+    def path(self, task_id: str, submitter: str, url: str, mode: Mode) -> str:
+        """The path of a file that a task reads or writes, for messages."""
+        return place_of(str(files_directory(self._working_dir, task_id, submitter)), url, mode)
 
     def remove(self, task_id: str, submitter: str, on_read: Callable[[int, str], None]) -> None:
         """Remove the directory of a task.
@@ -172,11 +180,24 @@ def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None
 @contextlib.contextmanager
 def _below(parent: int, name: str, *, make: bool = False) -> Iterator[int]:
     """A directory in another one, never by a link."""
-    if make:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, mode=0o700, dir_fd=parent)
-    with _opened(name, parent) as descriptor:
+    with contextlib.ExitStack() as opened:
+        with _own_place():
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, mode=0o700, dir_fd=parent)
+            descriptor = opened.enter_context(_opened(name, parent))
         yield descriptor
+
+
+@contextlib.contextmanager
+def _own_place() -> Iterator[None]:
+    """:raises PlaceTaken: in place of an error that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _OF_TASKS:
+            raise PlaceTaken(error.errno, error.strerror) from error
+        raise
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ from farcall_endpoint.staging.movers import (
 )
 from farcall_endpoint.staging.movers.endpoint import SCHEME, EndpointMover, PieceRequests
 from farcall_endpoint.staging.orders import Order, Report, frame, frames_of
-from farcall_endpoint.staging.places import StagedDirectories
+from farcall_endpoint.staging.places import PlaceTaken, StagedDirectories, files_directory
 from farcall_endpoint.staging.settings import TransferSettings
 
 _DEATH_SIGNAL: Final = 1
@@ -80,7 +80,8 @@ class Transfers:
         self._report = report
         self._cache = Cache(Path(settings.directory), budget_bytes=settings.cache_bytes)
         self._access = Access(settings, unlink=self._cache.unlink)
-        self._places = StagedDirectories(Path(settings.working_dir))
+        self._working_dir = Path(settings.working_dir)
+        self._places = StagedDirectories(self._working_dir)
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Event] = {}  # by transfer: whether it is cancelled
         self._running: collections.Counter[str] = collections.Counter()  # threads, by payer
@@ -128,6 +129,9 @@ class Transfers:
             self._places.make(order.task_id, order.submitter, order.writes)
         except MoveError as error:
             problem = error.record
+        except PlaceTaken as error:
+            path = files_directory(self._working_dir, order.task_id, order.submitter)
+            problem = outcomes.file_place_taken("its files", path, error.strerror)
         except OSError as error:
             problem = outcomes.files_no_room(f"their directory cannot be made: {error.strerror}")
         self._report(orders.Made(order.task_id, None if problem is None else problem.to_json()))
@@ -326,8 +330,13 @@ class Transfers:
                 return None
             copy, size_bytes = found
             _check_size(order.use, size_bytes)
+            url = order.use.url
             for task_id in order.task_ids:
-                self._places.link(copy, task_id, order.submitter, order.use.url)
+                try:
+                    self._places.link(copy, task_id, order.submitter, url)
+                except PlaceTaken as error:  # it stays, so that another try would do no more
+                    path = self._places.path(task_id, order.submitter, url, "r")
+                    raise MoveError(outcomes.file_place_taken(shown(url), path, error.strerror)) from error
             with self._lock:
                 self._on_way.pop(order.number, None)
                 for task_id in self._linked.keys() & order.task_ids:
@@ -346,7 +355,7 @@ class Transfers:
         try:
             descriptor = self._places.open_written(order.task_id, order.submitter, order.use.url)
         except FileNotFoundError as error:
-            path = self._places.path(order.task_id, order.submitter, order.use.url)
+            path = self._places.path(order.task_id, order.submitter, order.use.url, "w")
             raise MoveError(outcomes.file_not_written(shown(order.use.url), path)) from error
         try:
             yield Path(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor).st_size

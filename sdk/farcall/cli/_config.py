@@ -13,7 +13,7 @@ from farcall._sealing import default_mode
 from farcall._settings import Settings
 from farcall._trust import trusted_endpoints
 from farcall.cli._connect import connected
-from farcall.cli._output import AsJson, show_json
+from farcall.cli._output import AsJson, show_json, show_text
 from farcall_common.console import new_group, show_table
 from farcall_common.credentials import (
     VARIABLES,
@@ -147,5 +147,5 @@ def _problem_with_endpoint(context: typer.Context, name: str) -> FarcallError | 
             except (EndpointUnknown, ConfigurationError) as error:  # there is none, or there are several
                 return error
     except FarcallError as error:
-        typer.echo(f"The endpoint was not checked: {error.record.message}", err=True)
+        show_text(f"The endpoint was not checked: {error.record.message}", err=True)
     return None

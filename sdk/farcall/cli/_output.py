@@ -42,9 +42,9 @@ def show_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     typer.echo(plain(text) if is_terminal else text, err=err, nl=nl)
 
 
-def show_line(value: Any) -> None:
+def show_line(value: Any, *, err: bool = False) -> None:
     """Write a value as one line of JSON, now."""
-    typer.echo(_encoded(value))
+    typer.echo(_encoded(value), err=err)
     sys.stdout.flush()
 
 
@@ -114,7 +114,7 @@ def show_error(error: FarcallError, *, as_json: bool) -> None:
     """Write an error to standard error: the remote traceback, if there is one, then one line."""
     end_line()
     if as_json:
-        typer.echo(_encoded({"error": error.record.to_json()}), err=True)
+        show_line({"error": error.record.to_json()}, err=True)
         return
     for note in getattr(error, "__notes__", ()):
         typer.echo(plain(note), err=True)

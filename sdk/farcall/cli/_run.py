@@ -298,7 +298,7 @@ def _show_unfinished(futures: Sequence[Future], *, as_json: bool, is_ctrl_c: boo
     ids = [future.task_id for future in futures]
     if as_json:
         shown = {"code": "INTERRUPTED", "task_group_id": futures[0].task_group_id if futures else None, "task_ids": ids}
-        typer.echo(msgspec.json.encode({"error": shown}).decode(), err=True)
+        show_line({"error": shown}, err=True)
         return
     if not ids:
         return
