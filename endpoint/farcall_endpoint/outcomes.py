@@ -212,6 +212,12 @@ _memory_exceeded = Outcome(
     "The task and its processes used {:.0f} MiB of memory, more than their limit of {:.0f} MiB.",
     "Give it a higher limit, or less to do at a time.",
 )
+start_memory_exceeded = Outcome(
+    "MEMORY_EXCEEDED",
+    Fault.USER_CODE,
+    "The start of a worker in the task's environment used {:.0f} MiB of memory, more than the {:.0f} MiB that it may.",
+    "Name fewer packages, or ask the endpoint's owner for a higher limit (engine.limits.memory).",
+)
 _output_exceeded = Outcome(
     "OUTPUT_EXCEEDED",
     Fault.USER_CODE,

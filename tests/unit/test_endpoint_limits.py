@@ -20,7 +20,7 @@ from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.manager.limits import TaskUse, breach, is_limited
+from farcall_endpoint.manager.limits import OWN_BYTES, TaskUse, breach, is_limited, start_bytes
 from farcall_endpoint.manager.processes import MeasuredTask, Measuring, output_bytes
 from farcall_endpoint.memory_files import Mounts, held
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -103,6 +103,15 @@ def limited_to(mebibytes: int, pid: int, *, held_bytes: int = 0, files: dict[str
     return MeasuredTask(
         root=pid, memory_bytes=mebibytes * MIB, held_bytes={pid: held_bytes}, held_file_bytes=files or {}
     )
+
+
+def test_a_start_has_as_much_memory_as_a_task_and_what_python_takes() -> None:
+    most_bytes = start_bytes(None, 2 * OWN_BYTES, OWN_BYTES)
+    assert most_bytes == 2 * OWN_BYTES
+    assert start_bytes(None, None) is None
+    uses = [TaskUse(resident_bytes=OWN_BYTES, file_bytes=more_bytes) for more_bytes in (OWN_BYTES, OWN_BYTES + 1)]
+    records = [breach(None, use, output_bytes=0, processes=0, most_start_bytes=most_bytes) for use in uses]
+    assert [record and record.code for record in records] == [None, "MEMORY_EXCEEDED"]
 
 
 def test_memory_counts_descendants_to_each_of_their_ancestors() -> None:

@@ -301,7 +301,7 @@ class ManagerCore:
 
     def limited(self, *, processes: int = 0) -> list[tuple[int, TaskOrder | None, Begun | None]]:
         """The running tasks that must be measured, by worker; and, with None in place of a task, the workers that start
-        in environments, whose packages may be those of another submitter than the owner.
+        in environments for other submitters than the owner, whose packages run before a task.
 
         :param processes: as of :func:`~farcall_endpoint.manager.limits.is_limited`.
         """
@@ -312,7 +312,7 @@ class ManagerCore:
             if worker.jobs:
                 if is_limited(order := worker.jobs[0].order, processes=processes):
                     found.append((worker.worker_id, order, worker.begun))
-            elif processes and not worker.is_ready and worker.environment is not None and worker.pair.submitter:
+            elif not worker.is_ready and worker.environment is not None and worker.pair.submitter:
                 found.append((worker.worker_id, None, None))
         return found
 

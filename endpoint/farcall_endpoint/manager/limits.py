@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -10,6 +10,9 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
+
+OWN_BYTES: Final = 512 * 2**20
+"""What a start or a template may have beyond the limit of a task: Python, and what it loads for tasks."""
 
 
 class TaskUse(NamedTuple):
@@ -47,18 +50,31 @@ def limited(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
     return order if options is order.options else msgspec.structs.replace(order, options=options)
 
 
-def breach(order: TaskOrder | None, use: TaskUse, *, output_bytes: int, processes: int) -> ErrorRecord | None:
+def start_bytes(*limits: int | None) -> int | None:
+    """What the start of a worker for another submitter than the owner, and a template, may have at most, with these
+    limits of a task; None: there is no limit."""
+    least = min((each for each in limits if each is not None), default=None)
+    return None if least is None else least + OWN_BYTES
+
+
+def breach(
+    order: TaskOrder | None, use: TaskUse, *, output_bytes: int, processes: int, most_start_bytes: int | None = None
+) -> ErrorRecord | None:
     """The error of a task that exceeds a limit, or None.
 
     :param order: None: a worker of another submitter than the owner starts, or is ended.
     :param processes: as of :func:`is_limited`.
+    :param most_start_bytes: as of :func:`start_bytes`.
     """
     if processes and (order is None or order.submitter) and use.processes > processes:
         return outcomes.processes_exceeded(processes)
+    used_bytes = use.resident_bytes + use.file_bytes
     if order is None:
-        return None
+        if most_start_bytes is None or used_bytes <= most_start_bytes:
+            return None
+        return outcomes.start_memory_exceeded(used_bytes / 2**20, most_start_bytes / 2**20)
     return outcomes.limit_exceeded(
-        memory_bytes=use.resident_bytes + use.file_bytes,
+        memory_bytes=used_bytes,
         memory_limit_bytes=order.options.memory_bytes,
         output_bytes=output_bytes,
         output_limit_bytes=order.options.max_output_bytes,

@@ -73,9 +73,8 @@ from farcall_endpoint.manager.events import (
 from farcall_endpoint.manager.file_copies import FileCopies
 from farcall_endpoint.manager.graphs import callees_of, environments_of, opened
 from farcall_endpoint.manager.launcher import WorkerLauncher
-from farcall_endpoint.manager.limits import TaskUse, breach, limited
+from farcall_endpoint.manager.limits import TaskUse, breach, limited, start_bytes
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
-from farcall_endpoint.manager.outside_tasks import OutsideTasks
 from farcall_endpoint.manager.processes import (
     Leftovers,
     MeasuredTask,
@@ -84,6 +83,7 @@ from farcall_endpoint.manager.processes import (
     ReaperProcess,
     output_bytes,
 )
+from farcall_endpoint.manager.templates_watch import TemplateWatch
 from farcall_endpoint.manager.worker_process import ScratchRemover, WorkerProcess
 from farcall_endpoint.output import NOTHING, Stream
 from farcall_endpoint.pipe import Pipe, most_file_bytes
@@ -212,8 +212,7 @@ class Manager:
         self._unsent: dict[int, collections.deque[Answer]] = {}  # by worker, while its socket is full
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._leftovers: dict[int, Leftovers] = {}  # by worker, for those that run tasks of other submitters
-        self._outside = OutsideTasks()
-        self._refused_starts: dict[int, str] = {}  # why workers were ended while they started
+        self._templates = TemplateWatch()
         self._has_shared_workers = registered.isolation == Isolation.NONE
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -258,7 +257,7 @@ class Manager:
                 self._handle(self._wait_for_events())
                 if measured := [*self._measure(), *self._measure_warm(), *self._find_leftovers()]:
                     self._handle(measured)
-                self._measure_outside()
+                self._watch_templates()
                 self._kill_orphans()
         finally:
             for worker in self._workers.values():
@@ -350,7 +349,8 @@ class Manager:
             deadline = min(deadline, self._orphans.due_at)
         for leftovers in self._leftovers.values():
             deadline = min(deadline, leftovers.due_at)
-        deadline = min(deadline, self._outside.due_at(has_templates=self._launcher.has_templates_of_others))
+        if self._launcher.has_templates_of_others:
+            deadline = min(deadline, self._templates.due_at)
         deadline = min(deadline, self._launcher.next_deadline())
         return max(0.0, deadline - time.monotonic())
 
@@ -376,17 +376,28 @@ class Manager:
                         self._measured(worker_id, order, begun),
                     )
                     for worker_id, order, begun in heads
-                    if begun is not None or (self._processes and (order is None or order.submitter))
+                    if begun is not None or order is None or (self._processes and order.submitter)
                     if worker_id in self._workers  # a start may wait for its location
                 }
             )
         events: list[Event] = []
         for worker_id, order, _ in heads:
             use = used.get(worker_id, TaskUse())
-            record = breach(order, use, output_bytes=output.get(worker_id, 0), processes=self._processes)
+            record = breach(
+                order,
+                use,
+                output_bytes=output.get(worker_id, 0),
+                processes=self._processes,
+                most_start_bytes=self._most_start_bytes,
+            )
             if record is not None:
                 events.append(LimitExceeded(worker_id, "" if order is None else order.task_id, record))
         return events
+
+    @property
+    def _most_start_bytes(self) -> int | None:
+        """The memory of a worker of another submitter that starts in an environment, and of a template, at most."""
+        return start_bytes(self._memory_per_worker_bytes, None if self._limits is None else self._limits.memory_bytes)
 
     def _excess(self, worker_id: int) -> list[Event]:
         """The limit of processes that a worker of another submitter exceeds as it is ended for an invalid message: a
@@ -405,12 +416,15 @@ class Manager:
         self, worker_id: int, order: protocol.TaskOrder | None, begun: Begun | None
     ) -> Callable[[], MeasuredTask]:
         process = self._workers[worker_id]
+        if order is None:
+            most_bytes = self._most_start_bytes
+            return lambda: MeasuredTask(root=process.root_pid, memory_bytes=most_bytes, processes=self._processes)
         return lambda: MeasuredTask(
             root=process.root_pid,
             worker=process.worker_pid,
             namespaced=process.namespaced,
-            memory_bytes=None if begun is None or order is None else order.options.memory_bytes,
-            processes=self._processes if order is None or order.submitter else 0,
+            memory_bytes=None if begun is None else order.options.memory_bytes,
+            processes=self._processes if order.submitter else 0,
             held_bytes={} if begun is None else begun.resident_bytes,
             held_file_bytes={} if begun is None else begun.file_bytes,
         )
@@ -437,17 +451,12 @@ class Manager:
                     events.append(ProcessesLeft(worker_id))
         return events
 
-    def _measure_outside(self) -> None:
-        """Measure starts and templates of other submitters, when it is time, and end what exceeds a limit."""
-        if time.monotonic() < self._outside.due_at(has_templates=self._launcher.has_templates_of_others):
+    def _watch_templates(self) -> None:
+        """Measure templates in environments of other submitters, when it is time, and end what exceeds a limit."""
+        if not self._launcher.has_templates_of_others or time.monotonic() < self._templates.due_at:
             return
         templates = self._launcher.templates_of_others()
-        own_bytes = self._memory_per_worker_bytes, None if self._limits is None else self._limits.memory_bytes
-        memory_bytes = min((each for each in own_bytes if each is not None), default=None)
-        found = self._outside.turn(templates, memory_bytes=memory_bytes, processes=self._processes)
-        for worker_id, reason in found.starts.items():
-            self._refused_starts[worker_id] = reason
-            self._end(self._workers[worker_id])
+        found = self._templates.turn(templates, memory_bytes=self._most_start_bytes, processes=self._processes)
         for name, size_bytes in found.sizes.items():
             self._launcher.template_takes(name, size_bytes)
         for name, reason in found.ended.items():
@@ -879,8 +888,6 @@ class Manager:
         self._share_with(process, action.target)
         if action.submitter:
             self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
-            if process.environment_key:
-                self._outside.started(worker_id, process)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)
@@ -929,7 +936,6 @@ class Manager:
             for packet, _ in packets:
                 if type(packet) is Ready:
                     leftovers.keep_present()
-                    self._outside.over(worker.worker_id)
                 elif type(packet) is Done:
                     leftovers.task_ended(now=time.monotonic())
         return events
@@ -965,7 +971,6 @@ class Manager:
         del self._workers[worker.worker_id]
         del self._import_reports[worker.worker_id]
         self._leftovers.pop(worker.worker_id, None)
-        self._outside.over(worker.worker_id)
         for answer in self._unsent.pop(worker.worker_id, ()):
             for part in answer.body:
                 self._core.value_memory.remove(part)
@@ -973,7 +978,6 @@ class Manager:
         self._blocks.drop(worker.worker_id)
         self._shares.remove(process.pid)
         reason = process.reap()
-        reason = self._refused_starts.pop(worker.worker_id, reason)
         self._reaper.remove(process.pid)
         level = logging.DEBUG if worker.worker_id in self._ended else logging.INFO
         _logger.log(level, "worker %d, pid %d, ended: %s", worker.worker_id, process.pid, reason)

@@ -1,4 +1,4 @@
-"""What packages of other submitters than the owner run outside of tasks: while their workers start, and in templates.
+"""Watch over templates: what packages of other submitters than the owner run there, outside of tasks.
 
 A package's ``.pth`` file runs with each Python that finds it, before there is a task whose limits could count.
 """
@@ -18,10 +18,7 @@ from farcall_endpoint.process_reaper import ids_of, read_process, walk
 
 if TYPE_CHECKING:
     from farcall_endpoint.environments.launcher import RunningTemplate
-    from farcall_endpoint.manager.worker_process import WorkerProcess
 
-OWN_BYTES: Final = 512 * 2**20
-"""What a start or a template may have beyond the limit of a task: Python, and what it loads for tasks."""
 _LOOK_PERIOD_S: Final = 2.0
 _MOST_LOOKS: Final = 3
 """A template has processes beside its workers at so many looks: those of workers that have just ended are killed."""
@@ -35,10 +32,8 @@ _ANSWER_S: Final = 60.0
 
 
 class Found(NamedTuple):
-    """What was measured: why workers do not start, by worker; why templates end, and what they take with all processes
-    but their workers, by name."""
+    """What was found of templates, by name: why some end, and what they take, with all processes but their workers."""
 
-    starts: dict[int, str]
     ended: dict[str, str]
     sizes: dict[str, int]
 
@@ -57,8 +52,8 @@ class _Seen:
     unanswered_from: float = 0.0
 
 
-class OutsideTasks:
-    """Measures starts and templates of other submitters than the owner.
+class TemplateWatch:
+    """Measures the templates in environments of other submitters than the owner.
 
     :param clock: monotonic seconds.
     """
@@ -66,44 +61,29 @@ class OutsideTasks:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._measuring = Measuring(clock=clock)
-        self._starts: dict[int, WorkerProcess] = {}
         self._templates: dict[str, RunningTemplate] = {}
         self._seen: dict[str, _Seen] = {}
         self._look_at = -math.inf
 
-    def started(self, worker_id: int, process: WorkerProcess) -> None:
-        """A worker in an environment has been started for another submitter."""
-        self._starts[worker_id] = process
-
-    def over(self, worker_id: int) -> None:
-        """A worker is ready, or has ended."""
-        self._starts.pop(worker_id, None)
-
-    def due_at(self, *, has_templates: bool) -> float:
-        """When to call :meth:`turn`, in seconds of the clock."""
-        if self._starts:
-            return self._measuring.due_at
-        return max(self._measuring.due_at, self._look_at) if has_templates else math.inf
+    @property
+    def due_at(self) -> float:
+        """When to call :meth:`turn` if there are templates, in seconds of the clock."""
+        return max(self._measuring.due_at, self._look_at)
 
     def turn(self, templates: Sequence[RunningTemplate], *, memory_bytes: int | None, processes: int) -> Found:
         """Measure for a moment.
 
-        :param memory_bytes: of a task, at most; None: no limit.
-        :param processes: of a worker, at most; 0: no limit.
+        :param memory_bytes: of a template, at most; None: no limit.
+        :param processes: of a template, at most; 0: no limit.
         """
         self._templates = {template.name: template for template in templates}
         self._seen = {name: self._seen.get(name, _Seen()) for name in self._templates}
-        most_bytes = None if memory_bytes is None else memory_bytes + OWN_BYTES
-        measured: dict[int | str, tuple[object, Callable[[], MeasuredTask]]] = {
-            **{number: (None, _start_of(each, most_bytes, processes)) for number, each in self._starts.items()},
-            **{name: (None, self._template_of(name, most_bytes, processes)) for name in self._templates},
-        }
-        found = Found({}, {}, {})
-        for key, use in self._measuring.turn(measured).items():
-            if isinstance(key, int):
-                found.starts[key] = _excess(use, processes)
-            else:
-                found.ended[key] = _excess(use, processes)
+        found = Found({}, {})
+        uses = self._measuring.turn(
+            {name: (None, self._template_of(name, memory_bytes, processes)) for name in self._templates}
+        )
+        for name, use in uses.items():
+            found.ended[name] = _excess(use, processes)
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + _LOOK_PERIOD_S
@@ -142,14 +122,10 @@ class OutsideTasks:
             found.ended[template.name] = f"it has not forked a process for {_ANSWER_S:g} s"
 
 
-def _start_of(process: WorkerProcess, memory_bytes: int | None, processes: int) -> Callable[[], MeasuredTask]:
-    return lambda: MeasuredTask(root=process.root_pid, memory_bytes=memory_bytes, processes=processes)
-
-
 def _excess(use: TaskUse, processes: int) -> str:
     if processes and use.processes > processes:
         return f"it has more than {processes} processes and threads"
-    return f"it takes {(use.resident_bytes + use.file_bytes) / 1e6:.0f} MB of memory, more than a start may"
+    return f"it takes {(use.resident_bytes + use.file_bytes) / 1e6:.0f} MB of memory, more than a template may"
 
 
 def _root_of(template: RunningTemplate) -> int:

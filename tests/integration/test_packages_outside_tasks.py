@@ -15,8 +15,8 @@ import pytest
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.launcher import RunningTemplate
 from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager import outside_tasks
-from farcall_endpoint.manager.outside_tasks import OutsideTasks
+from farcall_endpoint.manager import templates_watch
+from farcall_endpoint.manager.templates_watch import TemplateWatch
 from farcall_endpoint.process_reaper import children, kill_trees
 from tests.support.endpoint import running_endpoint
 from tests.support.environments import SUBMITTER
@@ -52,69 +52,45 @@ def running(code: str) -> Iterator[int]:
         process.communicate()
 
 
-class Started:
-    """What is read of a worker that starts."""
-
-    def __init__(self, pid: int) -> None:
-        self.root_pid = pid
-
-
-def reasons(outside: OutsideTasks, *templates: RunningTemplate, memory_bytes: int | None = None) -> list[str]:
-    """Why starts or templates end, at the next turn that says so."""
-
+def reasons(watch: TemplateWatch, *templates: RunningTemplate, memory_bytes: int | None = None) -> list[str]:
+    """Why templates end, at the next turn that says so."""
     found: list[str] = []
 
     def is_found() -> bool:
-        turn = outside.turn(templates, memory_bytes=memory_bytes, processes=0)
-        found.extend([*turn.starts.values(), *turn.ended.values()])
+        found.extend(watch.turn(templates, memory_bytes=memory_bytes, processes=0).ended.values())
         return bool(found)
 
     wait_until(is_found)
     return found
 
 
-def test_a_start_has_as_much_memory_as_a_task_and_what_python_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside_tasks, "OWN_BYTES", 30_000_000)
-    held = "import time; x = b'x' * {}; print('ready', flush=True); time.sleep(600)"
-    with running(held.format(5_000_000)) as small, running(held.format(90_000_000)) as large:
-        outside = OutsideTasks()
-        outside.started(1, Started(small))  # type: ignore[arg-type]
-        outside.started(2, Started(large))  # type: ignore[arg-type]
-        [reason] = reasons(outside, memory_bytes=40_000_000)
-        assert "MB of memory, more than a start may" in reason
-        outside.over(2)
-        for _ in range(3):
-            assert not outside.turn((), memory_bytes=40_000_000, processes=0).starts
-
-
-def test_memory_of_a_template_counts_without_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside_tasks, "OWN_BYTES", 30_000_000)
+def test_memory_of_a_template_counts_without_its_workers() -> None:
     child = "p = os.fork(); x = b'' if p else b'x' * 90_000_000; p or print('ready', flush=True)"
     code = f"import os, time; {child}; time.sleep(600)"
     with running(code) as template:
         [worker] = children(template)
-        outside = OutsideTasks()
+        watch = TemplateWatch()
         alone = RunningTemplate("farcall-1", template, [template], {worker}, forked=1)
         for _ in range(3):
-            assert not outside.turn([alone], memory_bytes=40_000_000, processes=0).ended
-        [reason] = reasons(OutsideTasks(), alone._replace(workers=set()), memory_bytes=40_000_000)
+            assert not watch.turn([alone], memory_bytes=70_000_000, processes=0).ended
+        [reason] = reasons(TemplateWatch(), alone._replace(workers=set()), memory_bytes=70_000_000)
         assert "MB of memory" in reason
 
 
 def test_a_template_that_computes_while_nothing_is_forked_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside_tasks, "_LOOK_PERIOD_S", 0.01)
-    monkeypatch.setattr(outside_tasks, "_COMPUTING_PERIOD_S", 0.2)
+    monkeypatch.setattr(templates_watch, "_LOOK_PERIOD_S", 0.01)
+    monkeypatch.setattr(templates_watch, "_COMPUTING_PERIOD_S", 0.2)
     with running("print('ready', flush=True)\nwhile True: pass") as template:
         spinning = RunningTemplate("farcall-1", template, [template], set())
-        assert reasons(OutsideTasks(), spinning) == ["a package computes while no task runs"]
+        assert reasons(TemplateWatch(), spinning) == ["a package computes while no task runs"]
 
 
 def test_a_template_that_answers_no_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside_tasks, "_LOOK_PERIOD_S", 0.01)
-    monkeypatch.setattr(outside_tasks, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(templates_watch, "_LOOK_PERIOD_S", 0.01)
+    monkeypatch.setattr(templates_watch, "_ANSWER_S", 0.1)
     with running("import time; print('ready', flush=True); time.sleep(600)") as template:
         silent = RunningTemplate("farcall-1", template, [template], set(), unanswered=1)
-        assert reasons(OutsideTasks(), silent) == ["it has not forked a process for 0.1 s"]
+        assert reasons(TemplateWatch(), silent) == ["it has not forked a process for 0.1 s"]
 
 
 def processes_with(text: str) -> list[int]:
@@ -164,4 +140,4 @@ def test_a_start_with_too_many_threads_fails_in_words(tmp_path: Path) -> None:
         environment = Environment.of({"type": "uv", "requirements": ["stone"]})
         task = endpoint.cloud.submit(use_stone, environment=environment, submitter=SUBMITTER)
         error = endpoint.cloud.end(task, timeout_s=WAIT_S).error
-        assert "it has more than 20 processes and threads" in error["message"], error
+        assert error["code"] == "PROCESSES_EXCEEDED", error
