@@ -67,12 +67,10 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
 
 
 def test_access_control_lists_are_read() -> None:
-    nobody = 2**32 - 1
-    value = acl(
-        (1, 7, nobody), (2, 7, 1001), (2, 5, 1002), (4, 7, nobody), (8, 6, 50), (16, 7, nobody), (32, 5, nobody)
-    )
+    no_id = 2**32 - 1
+    value = acl((1, 7, no_id), (2, 7, 1001), (2, 5, 1002), (4, 7, no_id), (8, 6, 50), (16, 7, no_id), (32, 5, no_id))
     assert read_acl(value) == Acl((1001,), (50,), True)
-    masked = acl((1, 7, nobody), (2, 7, 1001), (4, 7, nobody), (16, 5, nobody), (32, 5, nobody))
+    masked = acl((1, 7, no_id), (2, 7, 1001), (4, 7, no_id), (16, 5, no_id), (32, 5, no_id))
     assert read_acl(masked) == Acl((), (), False)
     for wrong in (b"", b"\x01\x00\x00\x00", value[:-1]):
         with pytest.raises(ValueError, match="access control list"):
@@ -81,8 +79,8 @@ def test_access_control_lists_are_read() -> None:
 
 def test_access_control_lists_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tree(tmp_path, tools=0o775)
-    nobody = 2**32 - 1
-    value = acl((1, 7, nobody), (2, 7, 4242), (4, 5, nobody), (16, 7, nobody), (32, 5, nobody))
+    no_id = 2**32 - 1
+    value = acl((1, 7, no_id), (2, 7, 4242), (4, 5, no_id), (16, 7, no_id), (32, 5, no_id))
     monkeypatch.setattr("os.getxattr", lambda path, _: value if path == str(found["tools"]) else b"")
     assert writable(found["tools"], below=tmp_path) == {"tools": "writable for user 4242"}
 

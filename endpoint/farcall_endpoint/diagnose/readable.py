@@ -86,7 +86,7 @@ def _reasons(path: str, *, user: int, is_parent: bool) -> Iterator[str]:
         return
     if found.st_uid not in (0, user):
         yield f"belongs to {_user(found.st_uid)}"
-    if is_parent and found.st_mode & stat.S_ISVTX:  # nobody else can replace what is in it
+    if is_parent and found.st_mode & stat.S_ISVTX:  # no other account can replace what is in it
         return
     acl = _acl_of(path)
     if found.st_mode & stat.S_IWOTH:
