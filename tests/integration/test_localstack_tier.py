@@ -113,6 +113,14 @@ def test_requests_over_lambdas_limit_get_the_apis_error_format(tier: Tier) -> No
         assert found["hint"]
 
 
+def test_the_gateway_calls_published_versions(tier: Tier) -> None:
+    for part in ("-Api", "-Authorizer"):
+        assert _get(tier, "/v3/functions", tier.tokens["grace"])[0] == 200
+        environments = [psutil.Process(pid).environ() for pid in _function_pids(tier, part)]
+        assert environments, part
+        assert all(each["AWS_LAMBDA_FUNCTION_VERSION"].isdecimal() for each in environments), part
+
+
 def test_a_function_is_not_invoked_with_more_than_lambda_takes(tier: Tier) -> None:
     functions = Deployer(tier.endpoint_url).client("lambda")
     name = functions.list_functions()["Functions"][0]["FunctionName"]

@@ -94,6 +94,8 @@ class Account:
         elif kind == "AWS::Lambda::Function":
             self._names[name] = f"{name}-{self._suffix}"
             self._arns[name] = f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{self._names[name]}"
+        elif kind == "AWS::Lambda::Alias":
+            self._names[name] = f"{self._arns[properties['FunctionName']['Ref']]}:{properties['Name']}"
 
     def resolve(self, value: Any) -> Any:
         """A value of a template, without functions of CloudFormation. Resources that are not in the account have
@@ -233,7 +235,8 @@ def _resource_of(response: Any) -> str:
         case "ecs":
             return arn.format("ecs", f"service/{response._get_param('cluster')}/{response._get_param('service')}")
         case "awslambda":
-            return arn.format("lambda", f"function:{urllib.parse.unquote(response.path.rsplit('/', 2)[-2])}")
+            called = urllib.parse.unquote(response.path.rsplit("/", 2)[-2])
+            return called if called.startswith("arn:") else arn.format("lambda", f"function:{called}")
         case "elasticache":
             return arn.format("elasticache", f"serverlesscache:{response._get_param('ServerlessCacheName')}")
     return "*"

@@ -23,6 +23,7 @@ def farcall_start() -> None:
     """Patch parts of the core that have no entry point, and monitor the driver."""
     _complete_api_gateway()
     _attach_secrets()
+    _replace_versions()
     _separate_objects()
     _poll_often()
     _serve_own_paths()
@@ -80,6 +81,18 @@ def _attach_secrets() -> None:
     from farcall_localstack_plugin.providers import attach_secret
 
     setattr(attachment.SecretsManagerSecretTargetAttachmentProvider, "create", attach_secret)  # noqa: B010 - a patch
+
+
+def _replace_versions() -> None:
+    """Let a stack replace versions of functions as CloudFormation does, and move aliases to them. The core does neither
+    in an update."""
+    from localstack.services.lambda_.resource_providers.aws_lambda_version import LambdaVersionProvider
+    from localstack.services.lambda_.resource_providers.lambda_alias import LambdaAliasProvider
+
+    from farcall_localstack_plugin.providers import move_alias
+
+    LambdaVersionProvider.SCHEMA["createOnlyProperties"].append("/properties/Description")
+    setattr(LambdaAliasProvider, "update", move_alias)  # noqa: B010 - a patch
 
 
 def _separate_objects() -> None:

@@ -233,6 +233,15 @@ def attach_secret(_provider: object, request: Request) -> Event:
     return done(model)
 
 
+def move_alias(_provider: object, request: Request) -> Event:
+    """An update of ``AWS::Lambda::Alias``: the alias names another version."""
+    model = updated(request)
+    request.aws_client_factory.lambda_.update_alias(
+        FunctionName=model["FunctionName"], Name=model["Name"], FunctionVersion=model["FunctionVersion"]
+    )
+    return done(model)
+
+
 class AuthorizerProvider(Provider):
     """A Lambda authorizer of a REST API; :mod:`farcall_localstack_plugin.authorizer` calls it."""
 
