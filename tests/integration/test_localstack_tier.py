@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from botocore.exceptions import ClientError
 
+import farcall
 from farcall_common.database_logins import connection_limit
 from farcall_common.errors import Unavailable
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
@@ -357,6 +358,9 @@ def _check_throttle(tier: Tier) -> None:
 
     wait_until(is_refused, "the gateway throttles")
     assert (answers[-1][1]["code"], answers[-1][1]["retryable"]) == ("LIMIT_EXCEEDED", True)
+    with farcall.Client(tier.api_url, tier.token) as client:  # it repeats refused requests
+        for _ in range(3):
+            assert client.get_endpoints() == []
 
 
 def _assembly(directory: Path, resources: dict[str, Any]) -> Path:
