@@ -22,7 +22,7 @@ from farcall_infra.profiles import EVERYONE
 
 #: Tokens of OAuth 2.0 (RFC 6750, section 2.1), and JWTs.
 _TOKEN: Final = r"[A-Za-z0-9._~+/=-]{16,8192}"  # noqa: S105 - an expression
-# Of the parameters of Globus Auth: the description of a version, which has them, takes 256 characters.
+# Lengths of the parameters of Globus Auth. The description of a version has all three, and takes 256 characters.
 _CLIENT_LENGTH: Final = 40
 _SCOPE_LENGTH: Final = 96
 _SECRET_LENGTH: Final = 118
