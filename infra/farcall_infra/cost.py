@@ -237,7 +237,8 @@ def _schedule(properties: Properties, template: Template, prices: Prices) -> _Li
         raise _unpriced(f"a schedule of {properties['ScheduleExpression']}")
     runs = prices.hours_per_month * _MINUTES_PER_HOUR / int(rate[1])
     for target in properties["Targets"]:
-        function = template["Resources"][target["Arn"]["Fn::GetAtt"][0]]["Properties"]
+        alias = template["Resources"][target["Arn"]["Ref"]]["Properties"]
+        function = template["Resources"][alias["FunctionName"]["Ref"]]["Properties"]
         run_s = prices.idle.canary_s if ".canary." in function["Handler"] else prices.idle.run_s
         gb_s = runs * run_s * function["MemorySize"] / _MIB_PER_GIB
         usd = runs / _MILLION * prices.functions.request_usd_per_million + gb_s * prices.functions.usd_per_gb_second

@@ -139,6 +139,11 @@ class Deployment:
         return bool(self.profile.budget.monthly_usd and self.region and self.region not in BUDGET_REGIONS)
 
     @property
+    def shifts_traffic(self) -> bool:
+        """Whether releases of the API are gradual, and return to the old one after an alarm."""
+        return self.profile.api.gradual and self.target.observed
+
+    @property
     def api_concurrency(self) -> int:
         """The reserved concurrency of the API's function; 0 if the account has too little, whose limit then applies."""
         size, reservable = self.profile.api, self.reservable_concurrency

@@ -198,7 +198,8 @@ class ApiSize(_Section):
 
     ``concurrency`` is the function's reserved concurrency: the number of requests that it handles at once, each with a
     database connection. The reconciler reserves 1 more, and the authorizer ``authorizer_concurrency``: so many tokens
-    are checked at once, however many unknown ones arrive. With 0 ``concurrency`` nothing is reserved.
+    are checked at once, however many unknown ones arrive. With 0 ``concurrency`` nothing is reserved. A ``gradual``
+    release gets a tenth of the requests first, and none after an alarm.
     """
 
     memory_mib: Annotated[int, Field(ge=128, le=10240)]
@@ -208,6 +209,7 @@ class ApiSize(_Section):
     throttle_rate_per_s: Positive
     throttle_burst: Positive
     authorizer_cache_s: Annotated[int, Field(ge=0, le=3600)]
+    gradual: bool
 
     @property
     def reserved_concurrency(self) -> int:

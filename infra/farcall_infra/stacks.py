@@ -13,7 +13,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from farcall_infra.constructs.alarms import Alarms, Notifications
+from farcall_infra.constructs.alarms import API_ERRORS, Alarms, Notifications, alarm_name
 from farcall_infra.constructs.dashboard import Dashboard
 from farcall_infra.constructs.exchange import ExchangeBucket, ExchangeCache, ExpressBucket
 from farcall_infra.constructs.fleet import Fleet
@@ -26,6 +26,7 @@ from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.constructs.scheduled import Canary, Reconciler
 from farcall_infra.constructs.stores import BlobStore, Database, Queue, Stores, TicketKey
+from farcall_infra.constructs.traffic_shift import TrafficShift
 from farcall_infra.constructs.web_api import STAGE, WebApi
 from farcall_infra.deployment import (
     CACHE_FUNCTION_OUTPUT,
@@ -118,6 +119,7 @@ class ApiStack(cdk.Stack):
             environment=identity.environment() | key.environment(),
             timeout_s=10,
             concurrency=deployment.authorizer_concurrency or None,
+            parameters=identity.parameters,
         )
         identity.grant(authorizer.role)
         key.grant(authorizer.role)
@@ -138,6 +140,7 @@ class ApiStack(cdk.Stack):
             memory_mib=size.memory_mib,
             network=network,
             concurrency=deployment.api_concurrency or None,
+            parameters=identity.parameters,
         )
         stores.grant(api.role, "api")
         fleet.grant(self, api.role)
@@ -151,16 +154,23 @@ class ApiStack(cdk.Stack):
             self,
             "Web",
             size=size,
-            handler=api.function,
-            authorizer=authorizer.function,
+            handler=api.live,
+            authorizer=authorizer.live,
             token_pattern=identity.token_pattern,
         )
+        if deployment.shifts_traffic:
+            TrafficShift(
+                self,
+                "Shift",
+                aliases={"Api": api.live, "Authorizer": authorizer.live},
+                alarms=[alarm_name(deployment.name, API_ERRORS)],
+            )
         reconciler = Reconciler(self, "Reconciler", deployment=deployment, network=network, stores=stores)
         reconciler.node.add_dependency(migration)
         self.reconciler = reconciler.function
         self.canary: lambda_.Function | None = None
         if canary_key:
-            self.canary = Canary(self, "Canary", deployment=deployment, api=api.function, key=canary_key).function
+            self.canary = Canary(self, "Canary", deployment=deployment, api=api.live, key=canary_key).function
         cdk.CfnOutput(self, MIGRATOR_OUTPUT, value=migration.function.function_name)
         cdk.CfnOutput(self, "ApiUrl", value=self.web_api.url)
         cdk.CfnOutput(self, "ApiId", value=self.web_api.api_id)
@@ -218,7 +228,7 @@ class AnalyticsStack(cdk.Stack):
             statements += express.statements()
         if shape.cache_gb and target.serverless:
             cache = ExchangeCache(self, "Cache", deployment=deployment, network=network)
-            cdk.CfnOutput(self, CACHE_FUNCTION_OUTPUT, value=cache.function_name)
+            cdk.CfnOutput(self, CACHE_FUNCTION_OUTPUT, value=cache.function_arn)
             cdk.CfnOutput(self, CACHE_NAME_OUTPUT, value=cache.name)
             cdk.CfnOutput(self, "WorkerSecurityGroup", value=cache.workers.security_group_id)
             statements += cache.statements()

@@ -87,7 +87,7 @@ def error_response(error: Exception, *, request_id: str, path: str = "") -> Resp
     """The answer to a request for ``path`` that failed with ``error``. Internal errors are logged and not shown."""
     status = status_of(error)
     if status == 500:
-        logger.error("request failed", exc_info=error, request_id=request_id)
+        logger.error("request failed", exc_info=error)
         record = ErrorRecord(
             code="INTERNAL",
             message=f"Internal error (request {request_id}).",
@@ -95,7 +95,7 @@ def error_response(error: Exception, *, request_id: str, path: str = "") -> Resp
             retryable=True,
         )
     else:
-        record = _without_cause(_record(error), error.__cause__, request_id=request_id)
+        record = _without_cause(_record(error), error.__cause__)
     answer = ErrorAnswer(
         code=record.code,
         message=record.message,
@@ -123,12 +123,12 @@ def is_of_actions(path: str) -> bool:
     return path == _ACTIONS or path.startswith(f"{_ACTIONS}/")
 
 
-def _without_cause(record: ErrorRecord, cause: BaseException | None, *, request_id: str) -> ErrorRecord:
+def _without_cause(record: ErrorRecord, cause: BaseException | None) -> ErrorRecord:
     """The record without the driver's message: addresses and rows of tables are for the log."""
     suffix = f": {cause}"
     if cause is None or not record.message.endswith(suffix):
         return record
-    logger.warning("request refused", reason=record.message, request_id=request_id)
+    logger.warning("request refused", reason=record.message)
     return dataclasses.replace(record, message=f"{record.message.removesuffix(suffix)}.")
 
 

@@ -35,7 +35,7 @@ from farcall_lambdas.answers import error_response
 from farcall_lambdas.fleet import Fleet
 from farcall_lambdas.identity import Identity
 from farcall_lambdas.issued_credentials import IssuedCredentials
-from farcall_lambdas.logs import SERVICE
+from farcall_lambdas.logs import SERVICE, log_ids
 from farcall_lambdas.route_access import ROUTE_ACCESS
 from farcall_lambdas.routes import ROUTERS
 from farcall_lambdas.routes.call import CALLER
@@ -60,10 +60,18 @@ class AdmittingResolver(ApiGatewayResolver):
     code of a route, its dependencies included."""
 
     def _resolve(self) -> ResponseBuilder[Any]:
+        event = self.current_event
+        correlation_id = event.headers.get(REQUEST_ID, "")
+        if not _REQUEST_ID.fullmatch(correlation_id):
+            correlation_id = ""
+        log_ids(
+            request_id=str(event["requestContext"].get("requestId", "")),
+            correlation_id=correlation_id,
+            function_request_id=str(getattr(self.lambda_context, "aws_request_id", "")),
+        )
         answer = self._admitted()
-        request_id = self.current_event.headers.get(REQUEST_ID, "")
-        if _REQUEST_ID.fullmatch(request_id):
-            answer.response.headers[REQUEST_ID] = request_id
+        if correlation_id:
+            answer.response.headers[REQUEST_ID] = correlation_id
         return answer
 
     def _admitted(self) -> ResponseBuilder[Any]:
@@ -210,7 +218,6 @@ class Application:
             identity_id=(request.get("authorizer") or {}).get("identity_id"),
             token_id=(request.get("authorizer") or {}).get("token_id"),
             source_ip=_source_ip(request),
-            request_id=request.get("requestId"),
             **noted,
         )
         return answer

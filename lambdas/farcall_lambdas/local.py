@@ -3,7 +3,7 @@
 Powertools' ``HttpResolverLocal`` turns ASGI requests into proxy events, each with its own state. Out of the box it
 runs plain (not async) routes on the event loop, where one slow query would hold up every other request, and its
 validation on nested worker threads. :class:`LocalResolver` answers each request from start to end on one thread of a
-pool instead.
+pool instead, within API Gateway's limits.
 
 ``python -m farcall_lambdas.local --host 127.0.0.1 --port 0 --port-file PATH``
 """
@@ -41,7 +41,8 @@ from farcall_lambdas.app import AdmittingResolver, JsonReader, assemble
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.identity import Authorizer
 from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
-from farcall_lambdas.logs import configure, logger
+from farcall_lambdas.local_gateway import LocalGateway
+from farcall_lambdas.logs import configure, log_ids, logger
 from farcall_lambdas.services import Reconciler, Services
 from farcall_lambdas.settings import ApiSettings, AuthSettings
 from farcall_lambdas.signed_caller import CallerKey
@@ -56,9 +57,12 @@ THREADS: Final = 8
 class LocalResolver(AdmittingResolver, HttpResolverLocal):
     """Answers requests on a pool of threads, behind the authorizer, as the Lambda does behind API Gateway."""
 
-    def __init__(self, services: Services, settings: ApiSettings, authorizer: Authorizer) -> None:
+    def __init__(
+        self, services: Services, settings: ApiSettings, authorizer: Authorizer, gateway: LocalGateway | None = None
+    ) -> None:
         super().__init__(enable_validation=True)
         self._authorizer = authorizer
+        self._gateway = gateway or LocalGateway()
         self._max_request_bytes = settings.max_request_bytes
         self._json_reader = JsonReader(settings.max_request_bytes)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="request")
@@ -80,6 +84,7 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
             await super().__call__(scope, receive, send)
             return
         try:
+            self._gateway.admit()
             body = await self._read(receive)
             if body is not None:
                 await super().__call__(scope, _replay(body), send)
@@ -108,7 +113,9 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
         return b"".join(parts)
 
     async def _refuse(self, error: Exception, scope: Scope, send: Callable[[Message], Any]) -> None:
-        response = error_response(error, request_id=str(uuid.uuid4()), path=str(scope["path"]))
+        request_id = str(uuid.uuid4())
+        log_ids(request_id=request_id)
+        response = error_response(error, request_id=request_id, path=str(scope["path"]))
         headers = {**response.headers, "Content-Type": response.content_type}
         await self._send_response(send, {"statusCode": response.status_code, "headers": headers, "body": response.body})
 
@@ -121,7 +128,11 @@ class LocalResolver(AdmittingResolver, HttpResolverLocal):
     async def _resolve_async(self) -> dict[str, Any]:  # type: ignore[override]
         # The state of this request is in a context variable; the thread works in a copy of the context.
         answer = functools.partial(contextvars.copy_context().run, self._answer)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, answer)
+        answered = asyncio.get_running_loop().run_in_executor(self._threads, answer)
+        try:
+            return await asyncio.wait_for(answered, self._gateway.timeout_s)
+        except TimeoutError:
+            raise self._gateway.timed_out() from None
 
     def _answer(self) -> dict[str, Any]:
         identity = self._authorizer.identify(self.current_event.headers.get("authorization"))
@@ -193,6 +204,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     try:
         settings = ApiSettings.from_environment(environ)
         auth = AuthSettings.from_environment(environ)
+        gateway = LocalGateway.from_environment(environ)
         # The one process is authorizer and API: they need no key of their own.
         key = CallerKey.from_environment({"FARCALL_CALLER_KEY": environ.get("FARCALL_TICKET_KEY", ""), **environ})
         credentials = IssuedCredentials(key)
@@ -204,7 +216,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
         logger.error("cannot start", reason=str(error))
         return exit_code(error)
     services = Services.over(stores, settings, credentials=credentials)
-    resolver = LocalResolver(services, settings, authorizer)
+    resolver = LocalResolver(services, settings, authorizer, gateway)
     try:
         with (
             _listener(options) as listener,

@@ -14,6 +14,13 @@ SERVICE: Final = "farcall-lambdas"
 logger = Logger(service=SERVICE, stream=sys.stderr, serialize_stacktrace=False)
 
 
+def log_ids(**ids: str) -> None:
+    """Add ``ids`` to all later lines of this invocation or request, instead of those of the one before. Empty ones are
+    left out."""
+    logger.thread_safe_clear_keys()
+    logger.thread_safe_append_keys(**{name: value for name, value in ids.items() if value})
+
+
 def configure(level: str, *, servers: frozenset[str] = frozenset()) -> None:
     """Set the level, and let loggers of server libraries write in the same form."""
     logger.setLevel(level.upper())

@@ -161,7 +161,7 @@ class ApiSettings:
         """
         defaults = cls()
         values = {
-            field.name: _positive(environ, f"FARCALL_{field.name.upper()}", getattr(defaults, field.name))
+            field.name: positive_number(environ, f"FARCALL_{field.name.upper()}", getattr(defaults, field.name))
             for field in dataclasses.fields(cls)
             if field.name != "globus_scope"
         }
@@ -253,7 +253,11 @@ def _required(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def _positive(environ: Mapping[str, str], name: str, default: Number) -> Number:
+def positive_number(environ: Mapping[str, str], name: str, default: Number) -> Number:
+    """Read a number of the type of ``default``, which is the value of a variable that is not set.
+
+    :raises ConfigurationError: if the variable is not a positive number.
+    """
     text = environ.get(name)
     if text is None:
         return default

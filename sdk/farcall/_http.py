@@ -169,6 +169,7 @@ class Http:
         request_id = uuid.uuid4().hex
         headers = functools.partial(self._headers, request_id)
         request = _Request(method, url, content, query, headers, read, request_id=request_id, raises=raises)
+        _logger.debug("%s: request %s", request.shown, request_id)
         if self._authorizer is not None:
             try:
                 renewable = request._replace(has_new_token=False)

@@ -65,7 +65,7 @@ def _plain(value: Any, exports: Mapping[str, str]) -> Any:
         case {"Ref": str(name), **rest} if not rest:
             return f"${{{_without_hashes(name)}}}"
         case {"Fn::GetAtt": [str(name), str(attribute)], **rest} if not rest:
-            return f"${{{name}.{attribute}}}"
+            return f"${{{_without_hashes(name)}.{attribute}}}"
         case {"Fn::ImportValue": str(name), **rest} if not rest:
             return exports.get(name, f"import {name}")
         case {"Fn::Sub": str(text), **rest} if not rest:
@@ -86,7 +86,7 @@ def _without_hashes(text: str) -> str:
     """Asset hashes change with every line of code, and so do the names that CDK derives from them."""
     text = re.sub(r"\b[0-9a-f]{64}\b", "HASH", text)
     text = re.sub(r"^(\d+\.\d+\.\d+)\+[0-9a-f]{12}$", r"\1+HASH", text)  # a release
-    text = re.sub(r"(WebRestDeployment[0-9A-F]{8})[0-9a-f]{32}", r"\1HASH", text)
+    text = re.sub(r"((?:WebRestDeployment|CurrentVersion)[0-9A-F]{8})[0-9a-f]{32}", r"\1HASH", text)
     return "BOOT PROGRAM" if text.startswith('"""First program of the forwarder') else text
 
 

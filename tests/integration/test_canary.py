@@ -200,7 +200,12 @@ def invocations(tier: LocalTier) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         thread.join()
 
 
-HANDLE: Final = "import json; from farcall_lambdas.handlers.canary import handle; print(json.dumps(handle({}, None)))"
+HANDLE: Final = """
+import json
+from types import SimpleNamespace
+from farcall_lambdas.handlers.canary import handle
+print(json.dumps(handle({}, SimpleNamespace(aws_request_id="an-invocation"))))
+"""
 
 
 def run_handler(address: str, function: str, directory: Path) -> subprocess.CompletedProcess[str]:

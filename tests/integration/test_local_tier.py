@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,10 +12,13 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typer.testing import CliRunner
 
 import farcall
@@ -22,11 +26,15 @@ from farcall_common.errors import ConfigurationError, Unauthenticated
 from farcall_endpoint.directory import EndpointDirectory
 from farcall_local.cli import app
 from farcall_local.control import is_up, launch, wipe
+from farcall_local.endpoint import LocalEndpoint
 from farcall_local.process import free_port, listen
 from farcall_local.state import TierState
 from farcall_local.tier import LocalTier
 from tests.support.endpoint.endpoint_command import EndpointCommand
+from tests.support.spans import exporter, spans
 from tests.waiting import WAIT_S, wait_until
+
+__all__ = ["exporter", "spans"]
 
 
 def greet() -> str:
@@ -284,3 +292,44 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(httpx.ConnectError):
         httpx.get(status["api_url"], trust_env=False)
     assert os.stat(tmp_path / "config.toml").st_mode & 0o077 == 0  # noqa: PTH116 - its mode alone
+
+
+def span_above() -> str:
+    import os
+
+    return os.environ.get("TRACEPARENT", "")
+
+
+def test_one_trace_and_one_request_are_in_the_logs_of_every_part(
+    directory: Path, tmp_path: Path, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="farcall")
+    with LocalTier(directory, users=("ada",)) as tier, farcall.Client(tier.api_url, tier.tokens["ada"]) as ada:
+        environment = {"FARCALL_API_URL": tier.api_url, "FARCALL_TOKEN": tier.tokens["ada"]}
+        with (
+            LocalEndpoint("traced", home=tmp_path / "home", environment=environment) as endpoint,
+            farcall.Executor(endpoint.endpoint_id, client=ada) as executor,
+        ):
+            task_id = ada.run(endpoint_id=endpoint.endpoint_id, function_id=ada.register_function(span_above))
+            assert ada.get_result(task_id, wait_s=WAIT_S) == ""  # no span is current
+            with trace.get_tracer("test").start_as_current_span("experiment") as experiment:
+                above = executor.submit(span_above).result(WAIT_S)
+            [manager_log] = (endpoint.directory / "logs").glob("manager-*.log")
+            endpoint_logs = [log.read_text(encoding="utf-8") for log in (endpoint.log_path, manager_log)]
+        trace_id = f"{experiment.get_span_context().trace_id:032x}"
+        assert above.split("-")[1] == trace_id  # in the worker
+        assert [text.count(trace_id) for text in endpoint_logs] == [1, 1]
+        assert [text.count(" of the traces ") for text in endpoint_logs] == [1, 1], "a task without a span has no line"
+        [sent] = [line for line in _lines(tier.log_path("forwarder")) if "trace_ids" in line]
+        assert (sent["message"], sent["trace_ids"], sent["tasks"]) == ("tasks sent", trace_id, 1)
+
+        api = _lines(tier.log_path("api"))
+        untraced, accepted = (line for line in api if line["message"] == "tasks accepted")
+        assert "trace_ids" not in untraced
+        assert accepted["trace_ids"] == trace_id
+        assert accepted["request_id"] != untraced["request_id"]
+        assert f"/submit: request {accepted['correlation_id']}" in caplog.text
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{")]

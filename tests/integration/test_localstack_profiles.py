@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import urllib.request
@@ -85,6 +86,8 @@ def _with_new_code(assembly: Path, copy: Path) -> Path:
             text = document.read_text(encoding="utf-8")
             for former, new in changes.items():
                 text = text.replace(former, new)
+            # CDK gives the version of a changed function another name.
+            text = re.sub(r"(CurrentVersion[0-9A-F]{8})([0-9a-f]{32})", lambda found: found[1] + found[2][::-1], text)
             _rewrite(document, text)
     return copy
 

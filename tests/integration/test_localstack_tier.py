@@ -22,6 +22,7 @@ import psycopg
 import pytest
 from botocore.exceptions import ClientError
 
+import farcall
 from farcall_common.database_logins import connection_limit
 from farcall_common.errors import Unavailable
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
@@ -111,6 +112,14 @@ def test_requests_over_lambdas_limit_get_the_apis_error_format(tier: Tier) -> No
         found = answer.json()
         assert (answer.status_code, found["code"], found["http_status_code"]) == (413, "REQUEST_TOO_LARGE", 413)
         assert found["hint"]
+
+
+def test_the_gateway_calls_published_versions(tier: Tier) -> None:
+    for part in ("-Api", "-Authorizer"):
+        assert _get(tier, "/v3/functions", tier.tokens["grace"])[0] == 200
+        environments = [psutil.Process(pid).environ() for pid in _function_pids(tier, part)]
+        assert environments, part
+        assert all(each["AWS_LAMBDA_FUNCTION_VERSION"].isdecimal() for each in environments), part
 
 
 def test_a_function_is_not_invoked_with_more_than_lambda_takes(tier: Tier) -> None:
@@ -349,6 +358,9 @@ def _check_throttle(tier: Tier) -> None:
 
     wait_until(is_refused, "the gateway throttles")
     assert (answers[-1][1]["code"], answers[-1][1]["retryable"]) == ("LIMIT_EXCEEDED", True)
+    with farcall.Client(tier.api_url, tier.token) as client:  # it repeats refused requests
+        for _ in range(3):
+            assert client.get_endpoints() == []
 
 
 def _assembly(directory: Path, resources: dict[str, Any]) -> Path:

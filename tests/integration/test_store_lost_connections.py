@@ -18,7 +18,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from farcall_common.store.postgres import PostgresDatabase
 from tests.integration.store_servers import Valkey
-from tests.waiting import WAIT_S
+from tests.integration.test_api_handlers import Runtime
+from tests.waiting import WAIT_S, wait_until
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection sends RST
 #: More than the time for which a connection is trusted, in seconds.
@@ -34,12 +35,30 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._generation = 0
+        self._speaks = threading.Event()
+        self._speaks.set()
+        self._held = 0
         self._open = contextlib.ExitStack()
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
     def forget(self) -> None:
         self._generation += 1
+
+    def holds_bytes(self) -> bool:
+        """Whether something was sent in a silence."""
+        return self._held > 0
+
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Pass nothing on in the block, not even for new connections. At its end the connections from before are
+        forgotten, as after a fail-over."""
+        self._speaks.clear()
+        try:
+            yield
+        finally:
+            self.forget()
+            self._speaks.set()
 
     def close(self) -> None:
         """End the relay. Its clients must have closed their connections."""
@@ -68,7 +87,11 @@ class Relay:
         """Pass bytes on until one side ends; then end the other, with RST if the relay has forgotten them."""
         data = b""
         with contextlib.suppress(OSError):
-            while (data := source.recv(65536)) and generation == self._generation:
+            while data := source.recv(65536):
+                self._held += not self._speaks.is_set()
+                self._speaks.wait()
+                if generation != self._generation:
+                    break
                 target.sendall(data)
         if data and generation != self._generation:
             source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -121,3 +144,48 @@ def test_functions_give_up_a_silent_server_in_seconds(
     program = [sys.executable, "-c", _SHOWN.format(handler=handler)]
     done = subprocess.run(program, env=environ, capture_output=True, text=True, check=True)
     assert int(done.stdout) == 4_000
+
+
+@pytest.fixture
+def runtime(postgres_url: str, relay: Relay, valkey: Valkey, tmp_path: Any) -> Iterator[Runtime]:
+    """The handlers in a process, whose database is behind the relay."""
+    found = Runtime(
+        {
+            **os.environ,
+            "FARCALL_DATABASE_URL": make_conninfo(postgres_url, port=relay.port),
+            "FARCALL_QUEUE_URL": valkey.url,
+            "FARCALL_BLOB_DIRECTORY": str(tmp_path),
+            "FARCALL_BLOB_URL": "http://127.0.0.1:9",
+            "FARCALL_BLOB_KEY": "k" * 32,
+            "FARCALL_TICKET_KEY": "k" * 32,
+            "FARCALL_CALLER_KEY": "c" * 32,
+        }
+    )
+    yield found
+    found.close()
+
+
+def test_handlers_go_on_after_the_database_was_silent(runtime: Runtime, relay: Relay) -> None:
+    """As in a fail-over: a call is under way, and its connection is dead at the end. The process stays the same.
+
+    The relay's machine acknowledges what it drops, so a call ends with the silence. That functions do not wait for it
+    if nothing is acknowledged is a time limit of the kernel, which another test reads.
+    """
+    assert runtime.call("GET", "/v3/functions")[0] == 200
+    answers: list[Any] = []
+    with relay.silent():
+        call = threading.Thread(target=lambda: answers.append(runtime.call("GET", "/v3/functions")))
+        call.start()
+        wait_until(relay.holds_bytes, "the call waits for the database")
+    call.join(WAIT_S)
+    [(status, body)] = answers
+    assert status in (200, 503), body
+    assert status == 200 or body["retryable"]
+    assert runtime.call("GET", "/v3/functions")[0] == 200
+
+
+def test_new_connections_to_a_silent_database_are_given_up(runtime: Runtime, relay: Relay) -> None:
+    with relay.silent():
+        status, body = runtime.call("GET", "/v3/functions")
+        assert (status, body["code"]) == (503, "UNAVAILABLE")
+    assert runtime.call("GET", "/v3/functions")[0] == 200

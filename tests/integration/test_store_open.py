@@ -6,10 +6,12 @@ import json
 from urllib.parse import urlsplit
 
 import boto3
+import psycopg
 import pytest
 
 from farcall_common.errors import Unavailable
 from farcall_common.store import PeerKey, PeerKind, StoreSettings, Tickets, open_stores
+from farcall_infra.profiles import load_profile, profile_names
 from tests.integration.store_servers import Valkey
 
 KEY = "k" * 32
@@ -62,3 +64,9 @@ def test_a_missing_secret_is_unavailable(s3_environment: None) -> None:
     }
     with pytest.raises(Unavailable, match="secret:nothing"):
         open_stores(StoreSettings.from_environment(environ))
+
+
+def test_the_tests_use_the_major_version_of_a_deployment(postgres_url: str) -> None:
+    wanted = {load_profile(name).database.version for name in profile_names()}
+    with psycopg.connect(postgres_url) as connection:
+        assert {str(connection.info.server_version // 10_000)} == wanted

@@ -35,8 +35,10 @@ _ANYONE = json.dumps(
 #: Operations whose right has another name.
 _RIGHTS = {
     "lambda:Invoke": "lambda:InvokeFunction",
+    "monitoring:DescribeAlarms": "cloudwatch:DescribeAlarms",
     "monitoring:GetMetricData": "cloudwatch:GetMetricData",
     "s3:HeadBucket": "s3:ListBucket",
+    "tagging:GetResources": "tag:GetResources",
 }
 _PRESIGNED = "X-Presigned"
 
@@ -94,6 +96,8 @@ class Account:
         elif kind == "AWS::Lambda::Function":
             self._names[name] = f"{name}-{self._suffix}"
             self._arns[name] = f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{self._names[name]}"
+        elif kind == "AWS::Lambda::Alias":
+            self._names[name] = f"{self._arns[properties['FunctionName']['Ref']]}:{properties['Name']}"
 
     def resolve(self, value: Any) -> Any:
         """A value of a template, without functions of CloudFormation. Resources that are not in the account have
@@ -230,10 +234,19 @@ def _resource_of(response: Any) -> str:
     match service:
         case "secretsmanager":
             return str(response._get_param("SecretId"))
+        case "ecs" if services := response._get_param("services"):
+            return str(services[0])
         case "ecs":
             return arn.format("ecs", f"service/{response._get_param('cluster')}/{response._get_param('service')}")
         case "awslambda":
-            return arn.format("lambda", f"function:{urllib.parse.unquote(response.path.rsplit('/', 2)[-2])}")
+            called = urllib.parse.unquote(response.path.rsplit("/", 2)[-2])
+            return called if called.startswith("arn:") else arn.format("lambda", f"function:{called}")
+        case "cloudformation":
+            return arn.format("cloudformation", f"stack/{response._get_param('StackName')}/id")
+        case "rds":
+            return arn.format("rds", f"db:{response._get_param('DBInstanceIdentifier')}")
+        case "ssm":
+            return arn.format("ssm", f"parameter{response._get_param('Name')}")
         case "elasticache":
             return arn.format("elasticache", f"serverlesscache:{response._get_param('ServerlessCacheName')}")
     return "*"

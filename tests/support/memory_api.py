@@ -48,6 +48,13 @@ class Answer:
     headers: Mapping[str, str]
 
 
+def invocation() -> LambdaContext:
+    """The context of an invocation, as Lambda gives it to a handler."""
+    context = LambdaContext()
+    context._aws_request_id = "an-invocation"
+    return context
+
+
 class MemoryApi:
     """Calls the API as API Gateway would, with the limits of Lambda. Its stores are fakes unless others are given."""
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import Unauthenticated, Unavailable
 from farcall_common.store.postgres import unavailable
 from farcall_infra.constructs.metrics import AUTHORIZER_FAILED, CONNECTIONS_REFUSED, WAKING, LineCount
 from farcall_lambdas.answers import error_response
 from farcall_lambdas.handlers import authorizer
-from tests.support.memory_api import MemoryApi
+from tests.support.memory_api import MemoryApi, invocation
 
 
 def matches(count: LineCount, line: Mapping[str, Any]) -> bool:
@@ -86,10 +85,10 @@ def test_tokens_that_cannot_be_verified_are_counted(
     monkeypatch.setattr(authorizer, "_authorizer", lambda: provider)
     event = {"authorizationToken": "Bearer x", "methodArn": "arn:aws:execute-api:r:0:a/api/GET/"}
     with pytest.raises(PermissionError):
-        authorizer.handle(event, LambdaContext())
+        authorizer.handle(event, invocation())
     assert not any(matches(AUTHORIZER_FAILED, line) for line in lines)
     for error in (Unavailable("The issuer is unavailable."), ZeroDivisionError()):
         provider.error = error
         with pytest.raises(type(error)):
-            authorizer.handle(event, LambdaContext())
+            authorizer.handle(event, invocation())
     assert sum(matches(AUTHORIZER_FAILED, line) for line in lines) == 2

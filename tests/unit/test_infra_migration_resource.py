@@ -43,6 +43,7 @@ class _CloudFormation:
 class _Context:
     remaining_ms: int
     log_stream_name: str = "stream"
+    aws_request_id: str = "an-invocation"
 
     def get_remaining_time_in_millis(self) -> int:
         return self.remaining_ms

@@ -13,7 +13,6 @@ import globus_sdk
 import pytest
 import requests
 import responses
-from aws_lambda_powertools.utilities.typing import LambdaContext
 from globus_sdk.testing import RegisteredResponse, get_response_set
 from moto import mock_aws
 
@@ -25,7 +24,7 @@ from farcall_lambdas.handlers.authorizer import policy
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.settings import AuthSettings
 from farcall_lambdas.signed_caller import CallerKey
-from tests.support.memory_api import ALICE, Clock
+from tests.support.memory_api import ALICE, Clock, invocation
 
 PUBLISHED = cast(
     RegisteredResponse, get_response_set(globus_sdk.ConfidentialAppAuthClient.oauth2_token_introspect).lookup("default")
@@ -97,14 +96,14 @@ class TestHandler:
         return {"type": "TOKEN", "authorizationToken": f"Bearer {token}", "methodArn": METHOD_ARN}
 
     def test_valid_token_gets_a_policy(self) -> None:
-        answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
+        answer = authorizer_handler.handle(self.event("sesame"), invocation())
 
         assert answer["context"]["identity_id"] == ALICE.identity_id
         assert KEY.has_signed(answer["context"])
 
     def test_invalid_token_is_refused_as_api_gateway_expects(self) -> None:
         with pytest.raises(PermissionError, match=r"^Unauthorized$"):
-            authorizer_handler.handle(self.event("wrong"), LambdaContext())
+            authorizer_handler.handle(self.event("wrong"), invocation())
 
     def test_a_user_who_may_not_use_the_deployment_gets_a_deny_with_the_reason(
         self, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +111,7 @@ class TestHandler:
         tokens = {"sesame": {"identity_id": ALICE.identity_id, "username": 'alice "\n' + "x" * 200}}
         monkeypatch.setenv("FARCALL_DEV_TOKENS", json.dumps(tokens))
 
-        answer = authorizer_handler.handle(self.event("sesame"), LambdaContext())
+        answer = authorizer_handler.handle(self.event("sesame"), invocation())
 
         [statement] = answer["policyDocument"]["Statement"]
         assert (statement["Effect"], statement["Resource"]) == ("Deny", f"{METHOD_ARN.split('/GET')[0]}/*")

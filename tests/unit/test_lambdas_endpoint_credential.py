@@ -8,7 +8,6 @@ import re
 from typing import Any, Final
 
 import pytest
-from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import Fenced, Unauthenticated, Unavailable, UserNotAllowed
 from farcall_common.store.model import ForwarderInfo
@@ -20,7 +19,7 @@ from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCr
 from farcall_lambdas.openapi import document
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
-from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted
+from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted, invocation
 from tests.support.stores import single
 
 KEY: Final = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
@@ -263,9 +262,9 @@ class TestAuthorizer:
         credential = self.credential(AllowedUsers.everyone())
         event = {"type": "TOKEN", "authorizationToken": f"Bearer {credential}", "methodArn": METHOD_ARN}
 
-        context = authorizer_handler.handle(event, LambdaContext())["context"]
+        context = authorizer_handler.handle(event, invocation())["context"]
 
         agent = Identity.from_context(json.loads(json.dumps(context)))
         assert (agent.identity_id, agent.endpoint_id, agent.credential_id) == ("id-1", "e", "c")
         with pytest.raises(PermissionError, match=r"^Unauthorized$"):
-            authorizer_handler.handle({**event, "authorizationToken": f"Bearer {credential}0"}, LambdaContext())
+            authorizer_handler.handle({**event, "authorizationToken": f"Bearer {credential}0"}, invocation())

@@ -18,6 +18,7 @@ from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import DevProvider
 from farcall_lambdas.identity import Authorizer, Identity, IdentityProvider
 from farcall_lambdas.local import THREADS, LocalResolver
+from farcall_lambdas.local_gateway import LocalGateway
 from farcall_lambdas.services import Services
 from farcall_lambdas.settings import ApiSettings
 from tests.support.memory_api import ALICE, BOB
@@ -42,10 +43,13 @@ def make(stores: Stores) -> Iterator[Callable[..., LocalResolver]]:
     made = []
 
     def build(
-        provider: IdentityProvider = DEV, settings: ApiSettings | None = None, stores: Stores = stores
+        provider: IdentityProvider = DEV,
+        settings: ApiSettings | None = None,
+        stores: Stores = stores,
+        gateway: LocalGateway | None = None,
     ) -> LocalResolver:
         settings = settings or ApiSettings()
-        made.append(LocalResolver(Services.over(stores, settings), settings, Authorizer(provider)))
+        made.append(LocalResolver(Services.over(stores, settings), settings, Authorizer(provider), gateway))
         return made[-1]
 
     yield build
@@ -229,3 +233,28 @@ def test_every_request_has_a_unique_id(make: Callable[..., LocalResolver]) -> No
     ids = {json.loads(ask(resolver, "GET", "/nothing").content)["request_id"] for _ in range(3)}
 
     assert len(ids) == 3
+
+
+def test_requests_over_the_throttle_are_refused_before_the_token_is_read(make: Callable[..., LocalResolver]) -> None:
+    now = [0.0]
+    resolver = make(gateway=LocalGateway(rate_per_s=2, burst=3, clock=lambda: now[0]))
+    answers = []
+    for at in (0, 0, 0, 0, 0.25, 0.5, 100, 100, 100, 100):
+        now[0] = at
+        answers.append(ask(resolver, "GET", "/v3/tasks", headers={}))
+    assert [each.status_code for each in answers] == [401, 401, 401, 429, 429, 401, 401, 401, 401, 429]
+    assert (answers[-1].json()["code"], answers[-1].json()["retryable"]) == ("LIMIT_EXCEEDED", True)
+
+
+def test_a_request_is_answered_within_the_gateways_time(make: Callable[..., LocalResolver]) -> None:
+    go_on = threading.Event()
+
+    class SlowDatabase(FakeDatabase):
+        def list_tasks(self, *_: object, **__: object) -> Sequence[Task]:
+            assert go_on.wait(WAIT_S)
+            return []
+
+    resolver = make(stores=fake_stores(database=SlowDatabase()), gateway=LocalGateway(timeout_s=0.1))
+    answer = ask(resolver, "GET", "/v3/tasks")
+    go_on.set()
+    assert (answer.status_code, answer.json()["code"], answer.json()["retryable"]) == (503, "UNAVAILABLE", True)

@@ -8,7 +8,6 @@ import json
 from typing import Any, Final
 
 import pytest
-from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from farcall_common.errors import Unauthenticated, UserNotAllowed
 from farcall_common.store.model import ForwarderInfo
@@ -18,7 +17,7 @@ from farcall_lambdas.identity import Identity
 from farcall_lambdas.issued_credentials import IssuedCredentials
 from farcall_lambdas.settings import ApiSettings
 from farcall_lambdas.signed_caller import CallerKey
-from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted
+from tests.support.memory_api import ALICE, BOB, CREDENTIALS, Answer, MemoryApi, admitted, invocation
 
 PAYLOAD: Final = "4\n00\nx"
 DAY_S: Final = 86_400
@@ -348,7 +347,7 @@ class TestAuthorizer:
         token = api.token(account_id=new_account(api))
         event = {"type": "TOKEN", "authorizationToken": f"Bearer {token}", "methodArn": METHOD_ARN}
 
-        caller = Identity.from_context(authorizer_handler.handle(event, LambdaContext())["context"])
+        caller = Identity.from_context(authorizer_handler.handle(event, invocation())["context"])
 
         assert caller == admitted(token)
         assert api.call("GET", "/v3/whoami", caller=caller).status == 200

@@ -21,6 +21,7 @@ from farcall_common.errors import FarcallError, ForwarderWaking, ProtocolError
 from farcall_common.event_log import EventLog, UserBytes
 from farcall_common.sealing import CALL_LIFETIME_S, CLOCK_TOLERANCE_S
 from farcall_common.sockets import KEY_REFUSED
+from farcall_common.trace_ids import trace_ids
 from farcall_common.waking import WakeNotices
 from farcall_common.wire import (
     PROTOCOL_VERSION,
@@ -597,6 +598,8 @@ class Agent:
     def _deliver(self, envelope: Envelope) -> None:
         match envelope.message:
             case RunTasks() as message:
+                if traces := trace_ids(task.traceparent for task in message.tasks):
+                    _logger.info("tasks of the traces %s have come", traces)
                 self._events.append(tasks_received(message, envelope.frames, self._opener.open))
             case CancelTasks(task_ids=task_ids):
                 self._events.append(ev.CancelRequested(task_ids))

@@ -18,6 +18,7 @@ import msgspec
 
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, ErrorRecord
+from farcall_common.trace_ids import trace_ids
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes, protocol
 from farcall_endpoint.environments.access import NotLocated
@@ -540,6 +541,8 @@ class Manager:
         for function_hash, body in message.functions:
             functions[function_hash] = bodies[body]
         orders = message.tasks
+        if traces := trace_ids(order.traceparent for order in orders):
+            _logger.info("tasks of the traces %s have come", traces)
         if self._memory_per_worker_bytes is not None:
             orders = tuple([limited(order, self._memory_per_worker_bytes) for order in orders])
         jobs: list[Job] = []

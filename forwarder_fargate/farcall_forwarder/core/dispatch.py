@@ -10,6 +10,7 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.store.model import FunctionBody, LeasedTask, QueuedTask, TaskResult
+from farcall_common.trace_ids import trace_ids
 from farcall_common.wire import Reporter, RunTasks, TaskState
 from farcall_forwarder.core import actions as do
 from farcall_forwarder.core import events as ev
@@ -207,7 +208,9 @@ def _run(
     if tasks and endpoint.unheard_since is None:
         endpoint.unheard_since = now.mono
     limit = endpoint.policy.max_run_bytes
-    return [
+    traces = trace_ids(leased.task.traceparent for leased in tasks)
+    log = [do.Log("tasks sent", {**session.names, "tasks": len(tasks), "trace_ids": traces})] if traces else []
+    return log + [
         session.send(order, now, frames=frames)
         for order, frames in orders(
             tasks, new_functions=functions, urls=urls or {}, limit_bytes=limit, data_only=endpoint.data_only

@@ -30,6 +30,12 @@ from farcall_infra.deployment import Deployment
 from farcall_infra.profiles import Profile
 from farcall_infra.regions import BUDGET_TYPE
 
+#: Alarms that a release rolls back for.
+API_ERRORS: Final = "api-errors"
+FORWARDER_UNHEALTHY: Final = "forwarder-unhealthy"
+LEASES_EXPIRING: Final = "leases-expiring"
+RESULTS_LATE: Final = "results-late"
+
 _GIB: Final = 2**30
 _MIB: Final = 2**20
 #: Free memory of the database below which it is about to swap, of any size: the smallest has 1 GiB.
@@ -157,7 +163,7 @@ class Alarms(Construct):
             period=five,
             label="server errors in percent",
         )
-        self._above("api-errors", share, 1, periods=2, why="More than one in a hundred calls ends with a server error.")
+        self._above(API_ERRORS, share, 1, periods=2, why="More than one in a hundred calls ends with a server error.")
         self._above(
             "api-slow",
             monitored.api.metric_latency(period=five, statistic="p99"),
@@ -228,7 +234,7 @@ class Alarms(Construct):
             )
         if monitored.targets is not None:
             self._above(
-                "forwarder-unhealthy",
+                FORWARDER_UNHEALTHY,
                 monitored.targets.metrics.un_healthy_host_count(period=cdk.Duration.minutes(1), statistic="Maximum"),
                 0,
                 periods=5,
@@ -249,14 +255,14 @@ class Alarms(Construct):
             why="A forwarder holds three quarters of the connections that it is sized for.",
         )
         self._above(
-            "leases-expiring",
+            LEASES_EXPIRING,
             metrics.metric("LeasesExpired", "Sum", minutes=5),
             10,
             periods=1,
             why="Endpoints vanish with tasks that may not run again; these tasks end as lost.",
         )
         self._above(
-            "results-late",
+            RESULTS_LATE,
             metrics.metric("PushLag", "Maximum", minutes=5),
             10,
             periods=2,
@@ -447,7 +453,7 @@ class Alarms(Construct):
         alarm = cloudwatch.Alarm(
             self,
             name,
-            alarm_name=f"{self._prefix}-{name}",
+            alarm_name=alarm_name(self._prefix, name),
             alarm_description=f"{why} See docs/operations.md, {name}.",
             metric=metric,
             threshold=threshold,
@@ -458,6 +464,11 @@ class Alarms(Construct):
         action = actions.SnsAction(self._topic)
         alarm.add_alarm_action(action)
         alarm.add_ok_action(action)
+
+
+def alarm_name(deployment: str, name: str) -> str:
+    """The name of an alarm of a deployment. It is fixed: releases in earlier stacks refer to it."""
+    return f"{deployment}-{name}"
 
 
 def queue_metric(name: str, node: str, *, statistic: str = "Maximum") -> cloudwatch.Metric:

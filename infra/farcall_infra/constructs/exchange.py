@@ -146,7 +146,7 @@ class ExchangeCache(Construct):
             memory_mib=256,
             retried=False,
         )
-        self._function = keeper.function
+        self._function = keeper.live
         stack = cdk.Stack.of(self)
         network_resources = [
             stack.format_arn(service="ec2", resource="security-group", resource_name=group.security_group_id),
@@ -205,9 +205,9 @@ class ExchangeCache(Construct):
         run_every(self, "Schedule", self._function, minutes=_CHECK_MINUTES)
 
     @property
-    def function_name(self) -> str:
-        """The name of the function."""
-        return self._function.function_name
+    def function_arn(self) -> str:
+        """The ARN of the function, by its alias."""
+        return self._function.function_arn
 
     def statements(self) -> list[iam.PolicyStatement]:
         """What a program does that starts the cache."""

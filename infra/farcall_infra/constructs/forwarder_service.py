@@ -22,6 +22,7 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
 from farcall_infra.bundles import FORWARDER, RUNTIME
+from farcall_infra.constructs.alarms import FORWARDER_UNHEALTHY, LEASES_EXPIRING, RESULTS_LATE, alarm_name
 from farcall_infra.constructs.bundle_asset import bundle_asset
 from farcall_infra.constructs.fleet import SERVICE, cluster_name, task_family
 from farcall_infra.constructs.function import retention
@@ -196,6 +197,7 @@ class ForwarderService(Construct):
             min_healthy_percent=100,
             max_healthy_percent=200,
             circuit_breaker=ecs.DeploymentCircuitBreaker(rollback=True),
+            deployment_alarms=_deployment_alarms(deployment, balanced=balancer is not None),
             health_check_grace_period=cdk.Duration.seconds(_GRACE_S) if balancer else None,
             # A strategy in both cases: a change of the launch type would replace the service.
             capacity_provider_strategies=[
@@ -264,6 +266,17 @@ class ForwarderService(Construct):
             "leaked; docs/operations.md says how.",
         )
         return _SecretField(secret, "seed")
+
+
+def _deployment_alarms(deployment: Deployment, *, balanced: bool) -> ecs.DeploymentAlarmConfig | None:
+    """Alarms that end a rolling deployment and return to the old tasks. ECS ignores one that is on at the start."""
+    if not deployment.target.observed:
+        return None
+    names = [LEASES_EXPIRING, RESULTS_LATE, *([FORWARDER_UNHEALTHY] if balanced else [])]
+    return ecs.DeploymentAlarmConfig(
+        alarm_names=[alarm_name(deployment.name, name) for name in names],
+        behavior=ecs.AlarmBehavior.ROLLBACK_ON_ALARM,
+    )
 
 
 class _SecretField(ecs.Secret):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Final
+
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
@@ -14,6 +17,9 @@ from farcall_infra.constructs.nag_suppressions import suppress
 from farcall_infra.constructs.network import Network
 from farcall_infra.deployment import Deployment
 
+#: The alias of each function that serves.
+LIVE: Final = "live"
+
 _ARCHITECTURES = {"arm64": lambda_.Architecture.ARM_64, "x86_64": lambda_.Architecture.X86_64}
 
 
@@ -22,9 +28,12 @@ class PythonFunction(Construct):
 
     ``timeout_s`` is in seconds. The role may write to the function's own log group and, in the VPC, attach the
     function's network interfaces; everything else is granted by the constructs that own it, to ``role``. Without
-    ``retried``, Lambda makes one attempt for an asynchronous invocation, instead of three. ``concurrency`` is reserved
-    for the function and limits it; None for no reservation. An asynchronous event is dropped if it could not be handled
-    for ``max_event_age_s``, by default Lambda's six hours.
+    ``retried``, Lambda makes one attempt for an asynchronous invocation of the alias, instead of three. ``concurrency``
+    is reserved for the function and limits it; None for no reservation. An asynchronous event of the alias is dropped
+    if it could not be handled for ``max_event_age_s``, by default Lambda's six hours.
+
+    CDK publishes a version when the template's text of the function changes. ``parameters`` is the text of those
+    values in the environment that are parameters of the stack: a new value publishes a version, too.
     """
 
     def __init__(
@@ -42,8 +51,11 @@ class PythonFunction(Construct):
         retried: bool = True,
         concurrency: int | None = None,
         max_event_age_s: int | None = None,
+        parameters: str = "",
     ) -> None:
         super().__init__(scope, construct_id)
+        self._retried = retried
+        self._max_event_age_s = max_event_age_s
         log_group = logs.LogGroup(
             self,
             "Logs",
@@ -81,9 +93,25 @@ class PythonFunction(Construct):
             vpc_subnets=network.private if network else None,
             security_groups=[network.functions] if network else None,
             ipv6_allowed_for_dual_stack=True if dual_stack else None,
-            retry_attempts=None if retried else 0,
-            max_event_age=None if max_event_age_s is None else cdk.Duration.seconds(max_event_age_s),
             reserved_concurrent_executions=concurrency,
+            # CloudFormation replaces a version whose description changes. It deletes the old one at the end of the
+            # update, so that a rollback finds it.
+            current_version_options=lambda_.VersionOptions(
+                description=parameters or None, removal_policy=cdk.RemovalPolicy.DESTROY
+            ),
+        )
+
+    @functools.cached_property
+    def live(self) -> lambda_.Alias:
+        """The alias :data:`LIVE`, which names the newest version. Callers use it: code and settings change for them at
+        the same moment, and back after a rollback."""
+        return lambda_.Alias(
+            self,
+            "Live",
+            alias_name=LIVE,
+            version=self.function.current_version,
+            retry_attempts=None if self._retried else 0,
+            max_event_age=None if self._max_event_age_s is None else cdk.Duration.seconds(self._max_event_age_s),
         )
 
 

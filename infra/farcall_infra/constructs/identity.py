@@ -22,6 +22,10 @@ from farcall_infra.profiles import EVERYONE
 
 #: Tokens of OAuth 2.0 (RFC 6750, section 2.1), and JWTs.
 _TOKEN: Final = r"[A-Za-z0-9._~+/=-]{16,8192}"  # noqa: S105 - an expression
+# Lengths of the parameters of Globus Auth. The description of a version has all three, and takes 256 characters.
+_CLIENT_LENGTH: Final = 40
+_SCOPE_LENGTH: Final = 96
+_SECRET_LENGTH: Final = 118
 _JWT: Final = r"[A-Za-z0-9_-]{8,1024}\.[A-Za-z0-9_-]{8,6144}\.[A-Za-z0-9_-]{8,1024}"
 
 
@@ -69,13 +73,15 @@ def _grant_value(role: iam.IRole, secret_arn: str) -> None:
 
 class Identity(Construct):
     """The environment of the authorizer, and its permission to read the secret of the Globus client. ``token_pattern``
-    is an expression for the provider's tokens."""
+    is an expression for the provider's tokens. ``parameters`` is the text of the stack's parameters in the
+    environment."""
 
     def __init__(self, scope: Construct, construct_id: str, *, deployment: Deployment) -> None:
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
         self._secret_arn = ""
         self.token_pattern = _TOKEN
+        self.parameters = ""
         source = deployment.profile.identity
         if deployment.target.dev_tokens:
             tokens = cdk.CfnParameter(
@@ -83,6 +89,7 @@ class Identity(Construct):
             )
             # All who have one of the tokens may use the tier, unless the profile names others.
             everyone = {"FARCALL_ALLOWED_IDENTITIES": EVERYONE} if source.allows_no_one else {}
+            self.parameters = tokens.value_as_string
             self._environment = {
                 "FARCALL_AUTH_PROVIDER": "dev",
                 "FARCALL_DEV_TOKENS": tokens.value_as_string,
@@ -104,18 +111,29 @@ class Identity(Construct):
             return
         # With the defaults, a deployment can be created before the client, and admits no one.
         client_id = cdk.CfnParameter(
-            stack, "GlobusClientId", default="", description="Client id of this service in Globus Auth"
+            stack,
+            "GlobusClientId",
+            default="",
+            max_length=_CLIENT_LENGTH,
+            description="Client id of this service in Globus Auth",
         )
         scope_name = cdk.CfnParameter(
-            stack, "GlobusScope", default="", description="Scope that callers' tokens must carry"
+            stack,
+            "GlobusScope",
+            default="",
+            max_length=_SCOPE_LENGTH,
+            description="Scope that callers' tokens must carry",
         )
         secret = cdk.CfnParameter(
             stack,
             "GlobusCredentialsArn",
             default=NO_GLOBUS_SECRET,
+            allowed_pattern=rf"arn:[^:]+:secretsmanager:[^:]+:\d*:secret:[^:]{{1,{_SECRET_LENGTH}}}",
             description="Secret in Secrets Manager: a JSON object whose client_secret is the Globus client's secret",
         )
         self._secret_arn = secret.value_as_string
+        secret_name = cdk.Fn.select(6, cdk.Fn.split(":", self._secret_arn))
+        self.parameters = " ".join((client_id.value_as_string, scope_name.value_as_string, secret_name))
         self._environment = {
             "FARCALL_AUTH_PROVIDER": "globus",
             "FARCALL_GLOBUS_CLIENT_ID": client_id.value_as_string,

@@ -36,8 +36,10 @@ class Migration(Construct):
             environment=database.migrator_environment(),
             timeout_s=_TIMEOUT_S,
             network=network,
-            retried=False,  # CloudFormation has its answer, and may already be rolling back
         )
+        # The function itself, and no alias: CloudFormation refuses another function for an existing resource.
+        # No retries: CloudFormation has its answer, and may already be rolling back.
+        migrator.function.configure_async_invoke(retry_attempts=0)
         database.grant_migrator(migrator.role)
         self.function = migrator.function
         resource = cdk.CustomResource(

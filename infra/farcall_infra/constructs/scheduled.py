@@ -44,7 +44,7 @@ class Reconciler(Construct):
         self.function = reconciler.function
         stores.grant(reconciler.role, "reconciler")
         fleet.grant(self, reconciler.role)
-        run_every(self, "EachMinute", self.function, minutes=1)
+        run_every(self, "EachMinute", reconciler.live, minutes=1)
 
 
 class Canary(Construct):
@@ -52,7 +52,7 @@ class Canary(Construct):
     same path."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, deployment: Deployment, api: lambda_.Function, key: CallerKey
+        self, scope: Construct, construct_id: str, *, deployment: Deployment, api: lambda_.Alias, key: CallerKey
     ) -> None:
         super().__init__(scope, construct_id)
         canary = PythonFunction(
@@ -61,7 +61,7 @@ class Canary(Construct):
             deployment=deployment,
             handler="farcall_lambdas.handlers.canary.handle",
             description="Sends a call through the whole cloud tier",
-            environment={"FARCALL_API_FUNCTION": api.function_name, **key.environment()},
+            environment={"FARCALL_API_FUNCTION": api.function_arn, **key.environment()},
             timeout_s=110,  # done before the next one starts
             retried=False,
         )
@@ -70,10 +70,10 @@ class Canary(Construct):
         canary.role.add_to_principal_policy(
             iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[api.function_arn])
         )
-        run_every(self, "Schedule", self.function, minutes=deployment.profile.canary.minutes)
+        run_every(self, "Schedule", canary.live, minutes=deployment.profile.canary.minutes)
 
 
-def run_every(scope: Construct, construct_id: str, function: lambda_.Function, *, minutes: int) -> None:
+def run_every(scope: Construct, construct_id: str, function: lambda_.IFunction, *, minutes: int) -> None:
     """Invoke ``function`` every so many minutes."""
     rule = events.Rule(scope, construct_id, schedule=events.Schedule.rate(cdk.Duration.minutes(minutes)))
     # No retries: the next run replaces a missed or failed one.

@@ -46,8 +46,8 @@ class WebApi(Construct):
         construct_id: str,
         *,
         size: ApiSize,
-        handler: lambda_.IFunction,
-        authorizer: lambda_.IFunction,
+        handler: lambda_.Alias,
+        authorizer: lambda_.Alias,
         token_pattern: str,
     ) -> None:
         super().__init__(scope, construct_id)

@@ -15,15 +15,16 @@ from farcall_common.errors import Unauthenticated, UserNotAllowed
 from farcall_lambdas.auth import provider_from_settings
 from farcall_lambdas.identity import Authorizer, Identity
 from farcall_lambdas.issued_credentials import IssuedCredentials, ProviderWithCredentials
-from farcall_lambdas.logs import SERVICE, configure
+from farcall_lambdas.logs import SERVICE, configure, log_ids
 from farcall_lambdas.settings import AuthSettings
 from farcall_lambdas.signed_caller import CallerKey
 
 logger = Logger(service=SERVICE, child=True)
 
 
-def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
+def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
     """The policy for a token. Any error but "Unauthorized" makes API Gateway answer that the authorizer failed."""
+    log_ids(function_request_id=context.aws_request_id)
     try:
         identity = _authorizer().identify(event.get("authorizationToken"))
     except Unauthenticated:

@@ -18,7 +18,7 @@ from farcall_common.errors import ConfigurationError, FarcallError
 from farcall_common.http_errors import error_from_response
 from farcall_lambdas.canary import NAME, Ask, Canary
 from farcall_lambdas.identity import Identity
-from farcall_lambdas.logs import SERVICE, configure
+from farcall_lambdas.logs import SERVICE, configure, log_ids
 from farcall_lambdas.proxy_event import proxy_event
 from farcall_lambdas.signed_caller import CANARY_ID, CallerKey
 
@@ -30,6 +30,7 @@ _VALID_S: Final = 60.0
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, float]:  # noqa: ARG001  # Lambda's signature
     """One round; its log line becomes a metric, and a failure an error of the function."""
+    log_ids(function_request_id=context.aws_request_id)
     try:
         took = _canary().run()
     except FarcallError as error:

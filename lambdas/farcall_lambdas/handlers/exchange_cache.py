@@ -18,14 +18,15 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from farcall_common.errors import InvalidRequest
 from farcall_lambdas.cache_traffic import CloudWatchMeasurements
 from farcall_lambdas.exchange_cache import Decision, ExchangeCache, Limits
-from farcall_lambdas.logs import SERVICE, configure
+from farcall_lambdas.logs import SERVICE, configure, log_ids
 from farcall_lambdas.serverless_cache import ServerlessCache
 
 logger = Logger(service=SERVICE, child=True)
 
 
-def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, str]:  # noqa: ARG001  # Lambda's signature
+def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, str]:
     """Answer a user's call, or check the cache for the schedule."""
+    log_ids(function_request_id=context.aws_request_id)
     return answer(_cache(), event, now=dt.datetime.now(dt.UTC))
 
 

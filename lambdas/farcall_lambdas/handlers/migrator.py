@@ -18,11 +18,12 @@ from farcall_common.store import DatabaseSettings
 from farcall_common.store.migrate import HEAD, upgrade
 from farcall_common.store.roles import prepare_roles
 from farcall_common.store.settings import read_connections, read_roles
-from farcall_lambdas.logs import configure, logger
+from farcall_lambdas.logs import configure, log_ids, logger
 
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:  # noqa: ARG001  # Lambda's signature
     """Upgrade the database to the newest schema. An error fails the deployment, which then rolls back."""
+    log_ids(function_request_id=context.aws_request_id)
     return migrate(os.environ)
 
 

@@ -43,6 +43,7 @@ from farcall_common.store.model import (
 )
 from farcall_common.store.transitions import as_received
 from farcall_common.task_options import Callee, TaskOptions
+from farcall_common.trace_ids import trace_ids
 from farcall_common.wire.ids import new_id, new_task_id
 from farcall_common.wire.states import TaskState
 from farcall_lambdas.identity import Identity
@@ -184,7 +185,8 @@ class SubmitService(Service):
             self._queue(endpoint_id, accepted)
         # One line per submit: the metric TasksAccepted is made of it.
         count = len(tasks) - len(known)
-        logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id)
+        noted: dict[str, Any] = {"trace_ids": _trace_ids(spans)} if wanted.traceparents else {}
+        logger.info("tasks accepted", tasks_accepted=count, endpoint_id=endpoint_id, task_group_id=group_id, **noted)
         memoized = [task for task in accepted if task.state is TaskState.SUCCESS and _function_of(task) in memoizing]
         return Submitted(task_group_id=accepted[0].task_group_id, tasks=ids, memoized=memoized, infeasible=infeasible)
 
@@ -339,6 +341,10 @@ def _spans(wanted: Submit) -> Mapping[str, Sequence[str | None]]:
     if not _are_parallel(wanted.traceparents, wanted.tasks):
         raise InvalidRequest("traceparents does not run parallel to tasks.")
     return wanted.traceparents
+
+
+def _trace_ids(spans: Mapping[str, Sequence[str | None]]) -> str:
+    return trace_ids(span for of_function in spans.values() for span in of_function)
 
 
 def was_dispatched(task: Task) -> bool:

@@ -23,6 +23,7 @@ def farcall_start() -> None:
     """Patch parts of the core that have no entry point, and monitor the driver."""
     _complete_api_gateway()
     _attach_secrets()
+    _publish_versions()
     _separate_objects()
     _poll_often()
     _serve_own_paths()
@@ -80,6 +81,20 @@ def _attach_secrets() -> None:
     from farcall_localstack_plugin.providers import attach_secret
 
     setattr(attachment.SecretsManagerSecretTargetAttachmentProvider, "create", attach_secret)  # noqa: B010 - a patch
+
+
+def _publish_versions() -> None:
+    """Let an update of a stack publish versions of functions, and move aliases to them. The core cannot do so, and
+    takes each change of a function for another function of its aliases and versions."""
+    from localstack.services.lambda_.resource_providers.aws_lambda_version import LambdaVersionProvider
+    from localstack.services.lambda_.resource_providers.lambda_alias import LambdaAliasProvider
+
+    from farcall_localstack_plugin.providers import move_alias, publish_version
+
+    LambdaVersionProvider.SCHEMA["createOnlyProperties"] = []
+    LambdaAliasProvider.SCHEMA["createOnlyProperties"] = ["/properties/Name"]
+    setattr(LambdaVersionProvider, "update", publish_version)  # noqa: B010 - a patch
+    setattr(LambdaAliasProvider, "update", move_alias)  # noqa: B010 - a patch
 
 
 def _separate_objects() -> None:

@@ -233,6 +233,27 @@ def attach_secret(_provider: object, request: Request) -> Event:
     return done(model)
 
 
+def publish_version(_provider: object, request: Request) -> Event:
+    """An update of ``AWS::Lambda::Version``: CloudFormation replaces one whose description changes. The core would lose
+    the new one at the end of the update. The old one stays until its function is deleted."""
+    model = updated(request)
+    if model.get("Description") != (request.previous_state or {}).get("Description"):
+        published = request.aws_client_factory.lambda_.publish_version(
+            FunctionName=model["FunctionName"], Description=model["Description"]
+        )
+        model |= {"Version": published["Version"], "Id": published["FunctionArn"]}
+    return done(model)
+
+
+def move_alias(_provider: object, request: Request) -> Event:
+    """An update of ``AWS::Lambda::Alias``: the alias names another version."""
+    model = updated(request)
+    request.aws_client_factory.lambda_.update_alias(
+        FunctionName=model["FunctionName"], Name=model["Name"], FunctionVersion=model["FunctionVersion"]
+    )
+    return done(model)
+
+
 class AuthorizerProvider(Provider):
     """A Lambda authorizer of a REST API; :mod:`farcall_localstack_plugin.authorizer` calls it."""
 
