@@ -38,6 +38,11 @@ class Instance:
         return int(self.model.get("AllocatedStorage", 0))
 
     @property
+    def version(self) -> str:
+        """The version in the template. The server itself is the one PostgreSQL that is installed."""
+        return str(self.model.get("EngineVersion", ""))
+
+    @property
     def is_protected(self) -> bool:
         """Whether deletion protection is on."""
         return str(self.model.get("DeletionProtection", False)).lower() == "true"

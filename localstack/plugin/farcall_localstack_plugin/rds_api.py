@@ -3,7 +3,6 @@ snapshots, turn deletion protection off, and take and delete snapshots."""
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 from typing import Any
@@ -13,7 +12,6 @@ from localstack.aws.api import CommonServiceException, RequestContext, handler
 from farcall_localstack_plugin import databases
 from farcall_localstack_plugin.databases import Instance, Snapshot
 from farcall_localstack_plugin.engines import HOST
-from farcall_localstack_plugin.settings import settings
 
 Request = dict[str, Any]
 _CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
@@ -134,7 +132,7 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "DBInstanceClass": instance.model.get("DBInstanceClass", ""),
         "DBInstanceStatus": "stopped" if instance.is_stopped else "available",
         "Engine": "postgres",
-        "EngineVersion": _version(),
+        "EngineVersion": instance.version,
         "MasterUsername": instance.user,
         "DBName": instance.database,
         "Endpoint": {"Address": HOST, "Port": instance.port},
@@ -151,14 +149,6 @@ def _described_parameters(instance: Instance) -> list[Request]:
         return []
     status = "pending-reboot" if instance.needs_restart else "in-sync"
     return [{"DBParameterGroupName": instance.parameter_group, "ParameterApplyStatus": status}]
-
-
-@functools.cache
-def _version() -> str:
-    """The version of the installed PostgreSQL, independent of the template: there is only one."""
-    program = settings().postgres_bin / "postgres"
-    output = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    return output.split()[-1]
 
 
 def _described_snapshot(snapshot: Snapshot, context: RequestContext) -> Request:
