@@ -306,6 +306,29 @@ def _check_the_runbooks_of_owners(operator: Shell, endpoint: LocalEndpoint, clie
     assert actions >= {"token.create", "token.revoke", "tasks.submit"}
 
 
+@needs_aws
+def test_the_owners_password_is_replaced_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
+    """The test of the programs' passwords, which comes next, needs it."""
+    clients = Deployer(tier.endpoint_url)
+    (instance,) = clients.client("rds").describe_db_instances()["DBInstances"]
+    (secret,) = (
+        each["ARN"]
+        for each in clients.client("secretsmanager").list_secrets()["SecretList"]
+        if "username" in (value := _secret(tier, each["ARN"])) and value["username"] == instance["MasterUsername"]
+    )
+    value = _secret(tier, secret) | {"password": secrets.token_hex(16)}
+    _, printed, _ = operator.run(
+        block("Password of the database's owner"),
+        {
+            "DATABASE": instance["DBInstanceIdentifier"],
+            "NEW": value["password"],
+            "SECRET": secret,
+            "VALUE": shlex.quote(json.dumps(value)),
+        },
+    )
+    assert json.loads(printed).keys() == value.keys()
+
+
 def test_passwords_are_rotated_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
     """Afterwards new processes log in, with the new passwords only."""
     data = Deployer(tier.endpoint_url).client("cloudformation").describe_stacks(StackName="farcall-data")["Stacks"][0]

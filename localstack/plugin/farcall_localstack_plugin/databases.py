@@ -63,6 +63,12 @@ class Instance:
         pending = "SELECT count(*) FROM pg_settings WHERE pending_restart"
         return _run("psql", self, "--no-align", "--tuples-only", "--command", pending).strip() != "0"
 
+    def change_password(self, password: str) -> None:
+        """Give the owner another password."""
+        quoted = password.replace("'", "''")
+        _run("psql", self, "--command", f"ALTER ROLE \"{self.user}\" PASSWORD '{quoted}'")
+        self.password = password
+
     def take_parameters(self) -> None:
         """Give the server the parameters of its group. It takes the static ones at its next restart."""
         write_parameters(self.parameter_file, parameter_groups.get(self.parameter_group, {}))

@@ -1,5 +1,5 @@
 """RDS API: the calls of deployments and their tests, which describe, restart, stop and start instances, describe
-snapshots, turn deletion protection off, and take and delete snapshots."""
+snapshots, turn deletion protection off, change the owner's password, and take and delete snapshots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farcall_localstack_plugin.databases import Instance, Snapshot
 from farcall_localstack_plugin.engines import HOST
 
 Request = dict[str, Any]
-_CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
+_CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection", "MasterUserPassword"}
 
 
 class RdsApi:
@@ -32,6 +32,8 @@ class RdsApi:
             raise _invalid(f"These properties cannot be changed here: {', '.join(sorted(unknown))}.")
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
+        if password := request.get("MasterUserPassword"):
+            instance.change_password(password)
         return {"DBInstance": _described_instance(instance, context)}
 
     @handler("RebootDBInstance", expand=False)
