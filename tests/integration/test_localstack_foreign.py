@@ -135,6 +135,6 @@ def test_cdklocal_deploys_and_destroys(foreign: LocalStackServer, tmp_path: Path
     described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
     api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
-    _runs_a_task(api_url, "a-token", tmp_path)
+    _runs_a_task(api_url, "the-token-of-a-user", tmp_path)
     run(block("A LocalStack that runs already", page="deploy", starting="cdklocal destroy"))
     assert _engines(foreign) == []
