@@ -18,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-regions test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-regions test-runbooks test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -59,6 +59,13 @@ FLOWS_REQUIREMENTS := tests/e2e/data/flows-requirements.txt
 	@$(UV) pip install --quiet --only-binary :all: --no-deps --python .venv-flows/bin/python -r $(FLOWS_REQUIREMENTS)
 	@touch $@
 
+# The command line of AWS, for the tests that run the commands of the runbooks.
+AWS_REQUIREMENTS := tests/integration/data/aws-requirements.txt
+.venv-aws/.made: $(AWS_REQUIREMENTS) .venv/.synced
+	@$(UV) venv --quiet --clear --python .venv/bin/python .venv-aws
+	@$(UV) pip install --quiet --only-binary :all: --python .venv-aws/bin/python -r $(AWS_REQUIREMENTS)
+	@touch $@
+
 # TaPS' executors and what Farcall needs, for its benchmark. No package index has TaPS itself.
 TAPS_REQUIREMENTS := benchmarks/taps/requirements.txt
 .venv-taps/.made: $(TAPS_REQUIREMENTS) .venv/.synced
@@ -96,6 +103,7 @@ $(IMAGES)/.apptainer-made: tests/support/apptainer_root.py .venv/.synced
 	@$(RUN) tests.support.apptainer_root
 
 test-unit test-e2e test-localstack test-docs: export FARCALL_GLOBUS_PYTHON := $(CURDIR)/.venv-globus/bin/python
+test-integration test-runbooks: export FARCALL_TEST_AWS := $(CURDIR)/.venv-aws/bin/aws
 test-e2e test-localstack: export FARCALL_FLOWS_PYTHON := $(CURDIR)/.venv-flows/bin/python
 
 # The only place where the system's package manager is used: what has no wheel.
@@ -205,7 +213,7 @@ test-unit: setup .venv-globus/.made
 
 # The files that take longest come first (conftest.py): without an order xdist begins with those of many tests, and ends
 # with one worker that has a LocalStack left. Four workers on two processors: each waits three quarters of its time.
-test-integration: setup .tools/cdklocal/.made $(IMAGES)/.made $(IMAGES)/.apptainer-made
+test-integration: setup .tools/cdklocal/.made .venv-aws/.made $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	$(PYTEST) tests/integration -n 4 --dist loadfile --no-loadscope-reorder
 
 test-e2e: setup .venv-globus/.made .venv-flows/.made
@@ -263,6 +271,10 @@ test-wheels: setup
 test-regions: setup
 	FARCALL_ALL_REGIONS=1 $(PYTEST) tests/contract/test_template_lint.py -n 2
 
+# The runbooks that deploy, on LocalStack, in a quarter of an hour; for a nightly run. test-integration runs the others.
+test-runbooks: setup .venv-aws/.made
+	FARCALL_ALL_RUNBOOKS=1 $(PYTEST) tests/integration/test_localstack_runbooks.py
+
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.
 test-slurm: setup $(IMAGES)/.made
 	$(PYTEST) tests/slurm
@@ -295,4 +307,4 @@ openapi: setup
 	$(RUN) farcall_lambdas.openapi docs/openapi.json
 
 clean:
-	rm -rf .venv .venv-localstack .venv-taps benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist
+	rm -rf .venv .venv-aws .venv-localstack .venv-taps benchmarks/engine/.venv-peers .tools .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache cdk.out dist

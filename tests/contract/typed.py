@@ -243,5 +243,5 @@ _CHECKS: Final[Mapping[str, Callable[[Sequence[str]], str]]] = {
     "make": _make,
     "npx": _npx,
     # Other people's, whose options are not known here.
-    **dict.fromkeys(("cd", "cdk", "cdklocal", "cp", "curl", "docker", "eval", "git", "pip", "source"), _any),
+    **dict.fromkeys(("cd", "cdk", "cdklocal", "cp", "curl", "docker", "eval", "git", "grep", "pip", "source"), _any),
 }

@@ -5,7 +5,6 @@ This LocalStack has the plugin but no driver; the deployment knows only its URL.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -24,14 +23,13 @@ from farcall_localstack.assembly import ACCOUNT, REGION
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.environment import ensure_environment
 from farcall_localstack.server import LocalStackServer, group_members
-from farcall_localstack.synth import ensure_assembly
 from tests.support.ci_example import RUN_TESTS, START_TIER, STOP_TIER, WITH_A_TIER, Runner, github_steps
+from tests.support.runbooks import Block, Shell, block
 from tests.waiting import WAIT_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 _CDKLOCAL = Path(__file__).parents[2] / ".tools" / "cdklocal" / "node_modules" / "aws-cdk-local" / "bin" / "cdklocal"
-_DEV = {"identity_id": "5e0d6f5c-7a3b-5c6e-9f43-2d1f6f1c7b9a", "username": "dev"}
 
 
 @pytest.fixture
@@ -125,34 +123,18 @@ def _boto3_and_farcall_cloud_work_with(variables: Mapping[str, str]) -> None:
 @pytest.mark.skipif(not _CDKLOCAL.exists(), reason="cdklocal is not installed: make .tools/cdklocal/.made")
 def test_cdklocal_deploys_and_destroys(foreign: LocalStackServer, tmp_path: Path) -> None:
     choose()  # the Node of our environment: the system's may be too old for the CDK
-    environment = {**os.environ, **_credentials(foreign.url)}
-    assembly = str(ensure_assembly())
+    shell = Shell({}, directory=tmp_path)
+    shell.add_program("cdklocal", f'exec {os.environ["JSII_NODE"]} {_CDKLOCAL} "$@"')
+    here = {"http://localhost:4566": foreign.url}
 
-    def cdklocal(*arguments: str) -> None:
-        command = [os.environ["JSII_NODE"], str(_CDKLOCAL), *arguments, "--app", assembly]
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=3 * WAIT_S, check=False
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    def run(typed: Block) -> None:
+        shell.run(typed, here, within_s=3 * WAIT_S)
 
-    tokens = json.dumps({"token-of-another-user": _DEV})
-    cdklocal("bootstrap", f"aws://{ACCOUNT}/{REGION}")
-    cdklocal("deploy", "--all", "--require-approval", "never", "--parameters", f"farcall-api:DevTokens={tokens}")
+    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal bootstrap"))
+    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal deploy"))
     described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
     api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
-    _runs_a_task(api_url, "token-of-another-user", tmp_path)
-    cdklocal("destroy", "--all", "--force")
+    _runs_a_task(api_url, "the-token-of-a-user", tmp_path)
+    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal destroy"))
     assert _engines(foreign) == []
-
-
-def _credentials(url: str) -> Mapping[str, str]:
-    """The environment of cdklocal; the second URL is for S3, whose buckets would otherwise be in the host name."""
-    return {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ENDPOINT_URL_S3": url,
-        "AWS_ACCESS_KEY_ID": ACCOUNT,
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": REGION,
-        "AWS_DEFAULT_REGION": REGION,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -25,10 +25,12 @@ from botocore.exceptions import ClientError
 import farcall
 from farcall_common.database_logins import connection_limit
 from farcall_common.errors import Unavailable
+from farcall_local.endpoint import LocalEndpoint
 from farcall_localstack import DeployFailed, LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.support.runbooks import Shell, block, needs_aws
 from tests.waiting import WAIT_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -36,8 +38,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def assembly() -> Path:
-    """The templates and bundles of the current sources, for two users."""
-    return ensure_assembly(settings={"identity.allowed_identities": "ada,grace"})
+    """The templates and bundles of the current sources, for an administrator and a user."""
+    return ensure_assembly(settings={"identity.admins": "ada", "identity.allowed_identities": "grace"})
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,16 @@ def tier(assembly: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
     assert group_members(tier.localstack_pid) == set()
     assert not tier.database_directory.exists()
     assert {path.name for path in directory.iterdir() if path.is_dir()} == {"tasks"}
+
+
+@pytest.fixture
+def operator(tier: Tier, tmp_path: Path) -> Shell:
+    """A shell with the variables that ``python -m farcall_localstack up`` prints."""
+    return Shell(tier.variables(), directory=tmp_path)
+
+
+def _double(number: int) -> int:
+    return 2 * number
 
 
 def _get(tier: Tier, path: str, token: str | None) -> tuple[int, Any]:
@@ -213,17 +225,124 @@ def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> Non
     tier.require_healthy()
 
 
-def test_passwords_are_rotated_by_the_commands_of_the_runbook(tier: Tier) -> None:
+@needs_aws
+def test_generated_names_are_found_by_the_command_of_the_runbook(tier: Tier, operator: Shell) -> None:
+    (printed,) = operator.run(block("Where to look", 2))
+    groups = Deployer(tier.endpoint_url).client("logs").describe_log_groups()["logGroups"]
+    assert set(json.loads(printed)) <= {each["logGroupName"] for each in groups}
+    assert any("Authorizer" in name for name in json.loads(printed))
+
+
+@needs_aws
+def test_a_program_in_the_network_reads_the_queue_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
+    (overrides,) = block("Access to PostgreSQL and Valkey by hand", 2).commands
+    (operator.directory / "overrides.json").write_text(overrides, encoding="utf-8")
+    (printed,) = operator.run(block("Access to PostgreSQL and Valkey by hand", starting="aws ecs describe-services"))
+    definition, network = json.loads(printed)
+    (printed,) = operator.run(
+        block("Access to PostgreSQL and Valkey by hand", starting="aws ecs run-task"),
+        {"TASK_DEFINITION": definition, "NETWORK_CONFIGURATION": f"'{json.dumps(network)}'"},
+    )
+    (task,) = json.loads(printed)["tasks"]
+    ecs = Deployer(tier.endpoint_url).client("ecs")
+
+    def ended() -> dict[str, Any] | None:
+        (found,) = ecs.describe_tasks(cluster="farcall", tasks=[task["taskArn"]])["tasks"]
+        return found if found["lastStatus"] == "STOPPED" else None
+
+    wait_until(ended, "the task ends")
+    log = tier.directory / "tasks" / task["taskArn"].rpartition("/")[2] / "forwarder.log"
+    assert int(log.read_text(encoding="utf-8")) > 0
+    # The runbook for long migrations reads the network of the service, too.
+    (printed,) = operator.run(block("A migration that takes long", 2, starting="aws ecs"))
+    assert json.loads(printed) == network["awsvpcConfiguration"]
+
+
+@needs_aws
+def test_keys_are_replaced_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
+    """With another ticket key and other forwarders, tickets are issued and accepted."""
+    (secret,) = (
+        each["ARN"]
+        for each in Deployer(tier.endpoint_url).client("secretsmanager").list_secrets()["SecretList"]
+        if "-Tickets" in each["Name"]
+    )
+    given, before = _secret(tier, secret), tier.forwarder_pids()
+    value = json.dumps({"key": secrets.token_hex(32)})
+    operator.run(block("Replace keys"), {"SECRET": secret, '{"key": "…"}': value})
+    assert _secret(tier, secret) == json.loads(value) != given
+    wait_until(lambda: len(tier.forwarder_pids()) == 1 and tier.forwarder_pids() != before, "another forwarder")
+    for pid in _function_pids(tier, "-Api"):  # a running one reads the key only after minutes
+        os.kill(pid, signal.SIGKILL)
+    endpoint = LocalEndpoint("keys", home=operator.directory / "home", environment=tier.variables())
+    with endpoint, farcall.Client(tier.api_url, tier.token) as client:
+        with farcall.Executor(endpoint.endpoint_id, client=client) as executor:
+            assert executor.submit(pow, 2, 3).result(WAIT_S) == 8
+        _check_the_runbooks_of_owners(operator, endpoint, client)
+    tier.require_healthy()
+
+
+def _check_the_runbooks_of_owners(operator: Shell, endpoint: LocalEndpoint, client: farcall.Client) -> None:
+    """The owner of an endpoint, who is an administrator, reads usage, and withdraws keys, tasks and a token."""
+    named = {"ENDPOINT": endpoint.endpoint_id}
+    *_, everyone = operator.run(block("Usage"))
+    (used,) = (json.loads(line) for line in everyone.splitlines())
+    assert used["tasks"] > 0
+
+    (listed,) = operator.run(block("Keys of an endpoint", starting="farcall endpoints keys"), named)
+    (key, _) = listed.split("\t")
+    revoked = {**named, "KEY": shlex.quote(key)}
+    operator.run(block("Keys of an endpoint", starting="farcall endpoints revoke-key"), revoked)
+    wait_until(lambda: endpoint.agent() is None, "the session ends, and the key is refused")
+    assert "This key was revoked" in endpoint.log_path.read_text(encoding="utf-8")
+    stolen = block("Credential of an endpoint, and a stolen host")
+    by_command, by_request = operator.run(stolen, {"ENDPOINT-ID": endpoint.endpoint_id})
+    assert by_command.startswith("Revoked the credential of")
+    assert json.loads(by_request) == {"result": 302}
+
+    token = client.create_token("leaked", scopes=["tasks:submit"])
+    batch = client.create_batch()
+    task_id = batch.add(client.register_function(_double), (21,))
+    with farcall.Client(client.api_url, token["token"]) as thief:
+        thief.batch_run(endpoint.endpoint_id, batch)
+    identity = client.whoami()["identity_id"]
+    before, cancelled = operator.run(block("Withdraw a right"), {**named, "IDENTITY": identity})
+    assert [each["task_id"] for each in json.loads(before)["tasks"]] == [task_id]
+    assert json.loads(cancelled)["results"][task_id]["outcome"] == "cancelled"
+    names, _, used_for = operator.run(block("A token that leaked"), {"TOKEN-ID": token["token_id"]})
+    assert token["token_id"] in names
+    actions = {json.loads(line)["action"] for line in used_for.splitlines()}
+    assert actions >= {"token.create", "token.revoke", "tasks.submit"}
+
+
+@needs_aws
+def test_the_owners_password_is_replaced_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
+    """The test of the programs' passwords, which comes next, needs it."""
+    clients = Deployer(tier.endpoint_url)
+    (instance,) = clients.client("rds").describe_db_instances()["DBInstances"]
+    (secret,) = (
+        each["ARN"]
+        for each in clients.client("secretsmanager").list_secrets()["SecretList"]
+        if "username" in (value := _secret(tier, each["ARN"])) and value["username"] == instance["MasterUsername"]
+    )
+    value = _secret(tier, secret) | {"password": secrets.token_hex(16)}
+    _, printed, _ = operator.run(
+        block("Password of the database's owner"),
+        {
+            "DATABASE": instance["DBInstanceIdentifier"],
+            "NEW": value["password"],
+            "SECRET": secret,
+            "VALUE": shlex.quote(json.dumps(value)),
+        },
+    )
+    assert json.loads(printed).keys() == value.keys()
+
+
+def test_passwords_are_rotated_by_the_commands_of_the_runbook(tier: Tier, operator: Shell) -> None:
     """Afterwards new processes log in, with the new passwords only."""
     data = Deployer(tier.endpoint_url).client("cloudformation").describe_stacks(StackName="farcall-data")["Stacks"][0]
     arns = [each["OutputValue"] for each in data["Outputs"] if each["OutputKey"].startswith("Login")]
     given = [_secret(tier, arn) for arn in arns]
-    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^(farcall cloud rotate .*)$", page, flags=re.MULTILINE)
-    assert len(commands) == len(arns) == 3
-    environment = {**os.environ, **tier.variables(), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for command in commands:
-        subprocess.run(shlex.split(command), env=environment, check=True, timeout=WAIT_S)
+    assert len(operator.run(block("Passwords of the database roles"))) == len(arns) == 3
     for pid in (*_function_pids(tier, "-Api"), *tier.forwarder_pids()):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: _get(tier, "/v3/functions", tier.token)[0] == 200, "a new process of the API")
@@ -240,8 +359,9 @@ def test_passwords_are_rotated_by_the_commands_of_the_runbook(tier: Tier) -> Non
             )
 
 
+@needs_aws
 def test_raised_connections_reach_the_server_with_a_restart_and_the_roles_at_once(
-    tier: Tier, assembly: Path, tmp_path: Path
+    tier: Tier, assembly: Path, tmp_path: Path, operator: Shell
 ) -> None:
     raised = shutil.copytree(
         assembly, tmp_path / "raised", copy_function=os.link, ignore=shutil.ignore_patterns("*.zip")
@@ -279,7 +399,7 @@ def test_raised_connections_reach_the_server_with_a_restart_and_the_roles_at_onc
     limit = connection_limit("farcall_api", 200)
     assert found() == ("pending-reboot", "100", limit)
     (instance,) = rds.describe_db_instances()["DBInstances"]
-    rds.reboot_db_instance(DBInstanceIdentifier=instance["DBInstanceIdentifier"])
+    operator.run(block("database-connections"), {"DATABASE": instance["DBInstanceIdentifier"]})
     assert found() == ("in-sync", "200", limit)
     assert _get(tier, "/v3/functions", tier.token)[0] == 200
     Deployer(tier.endpoint_url).deploy(assembly, parameters=tier.parameters())

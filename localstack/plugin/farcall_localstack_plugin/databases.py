@@ -38,6 +38,11 @@ class Instance:
         return int(self.model.get("AllocatedStorage", 0))
 
     @property
+    def version(self) -> str:
+        """The version in the template. The server itself is the one PostgreSQL that is installed."""
+        return str(self.model.get("EngineVersion", ""))
+
+    @property
     def is_protected(self) -> bool:
         """Whether deletion protection is on."""
         return str(self.model.get("DeletionProtection", False)).lower() == "true"
@@ -57,6 +62,12 @@ class Instance:
         """Whether a parameter has a new value that the server takes only at a restart."""
         pending = "SELECT count(*) FROM pg_settings WHERE pending_restart"
         return _run("psql", self, "--no-align", "--tuples-only", "--command", pending).strip() != "0"
+
+    def change_password(self, password: str) -> None:
+        """Give the owner another password."""
+        quoted = password.replace("'", "''")
+        _run("psql", self, "--command", f"ALTER ROLE \"{self.user}\" PASSWORD '{quoted}'")
+        self.password = password
 
     def take_parameters(self) -> None:
         """Give the server the parameters of its group. It takes the static ones at its next restart."""

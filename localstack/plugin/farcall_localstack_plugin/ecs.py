@@ -67,7 +67,8 @@ _revisions: Counter[str] = Counter()
 
 @dataclasses.dataclass
 class Task:
-    """A task of a service: one start of its container, in a directory of its own. A restart is another task."""
+    """A task: one start of a container, in a directory of its own. A restart is another task. A task that is
+    ``alone`` was started by RunTask with the settings of a service, which does not replace it."""
 
     task_id: str
     service: str
@@ -80,6 +81,7 @@ class Task:
     stop_code: str = ""
     stopped_reason: str = ""
     health: str = "UNKNOWN"
+    alone: bool = False
 
     @property
     def status(self) -> str:
@@ -225,7 +227,8 @@ class _Container:
         self._service = service
         self._address = address
         self.name: str = definition["Name"]
-        self._command = self._program([*definition.get("EntryPoint", []), *definition.get("Command", [])])
+        self._entry_point: list[str] = definition.get("EntryPoint", [])
+        self._command: list[str] = definition.get("Command", [])
         self._health: Model | None = definition.get("HealthCheck")
         #: Seconds between SIGTERM and SIGKILL.
         self.stop_timeout_s = float(definition.get("StopTimeout", 30))
@@ -269,9 +272,7 @@ class _Container:
 
         :raises ChildDied: if it ends before it is ready, or takes too long.
         """
-        service, definition = self._service["ServiceArn"], self._service["TaskDefinition"]
-        task = Task(uuid.uuid4().hex, service, definition, self.name, _now())
-        _record(task)
+        task = self._new_task()
         try:
             child, directory = self._start(task.task_id)
         except ChildDied as error:
@@ -280,21 +281,26 @@ class _Container:
         task.started_at = _now()
         return task, child, directory
 
+    def run(self, command: list[str]) -> Task:
+        """Start a task that runs another command, until that ends.
+
+        :raises ChildDied: if LocalStack is stopping.
+        """
+        task = self._new_task(alone=True)
+        child, directory = self._spawn(task.task_id, command)
+        task.started_at = _now()
+        watch = functools.partial(_record_end, task, child, directory)
+        threading.Thread(target=watch, name=f"ecs-{self.name}", daemon=True).start()
+        return task
+
+    def _new_task(self, *, alone: bool = False) -> Task:
+        service, definition = self._service["ServiceArn"], self._service["TaskDefinition"]
+        task = Task(uuid.uuid4().hex, service, definition, self.name, _now(), alone=alone)
+        _record(task)
+        return task
+
     def _start(self, task_id: str) -> tuple[Child, Path]:
-        directory = self._settings.directory / "tasks" / task_id
-        storage = directory / "tmp"
-        storage.mkdir(parents=True)
-        overrides = {
-            name: value.replace("{task}", str(directory)).replace("{address}", self._address)
-            for name, value in self._settings.task_environment.items()
-        }
-        child = children.start(
-            self.name,
-            self._command,
-            log=directory / f"{self.name}.log",
-            environment={**self._environment, "TMPDIR": str(storage), **overrides},
-            cwd=directory,
-        )
+        child, directory = self._spawn(task_id, self._command)
         ready = directory / self._settings.task_ready_file
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
@@ -305,6 +311,28 @@ class _Container:
             time.sleep(_POLL_S)
         write_whole(directory / "pid", str(child.pid))
         return child, directory
+
+    def _spawn(self, task_id: str, command: list[str]) -> tuple[Child, Path]:
+        directory = self._settings.directory / "tasks" / task_id
+        storage = directory / "tmp"
+        storage.mkdir(parents=True)
+        overrides = {
+            name: value.replace("{task}", str(directory)).replace("{address}", self._address)
+            for name, value in self._settings.task_environment.items()
+        }
+        child = children.start(
+            self.name,
+            self._program([*self._entry_point, *command]),
+            log=directory / f"{self.name}.log",
+            environment={**self._environment, "TMPDIR": str(storage), **overrides},
+            cwd=directory,
+        )
+        return child, directory
+
+
+def _record_end(task: Task, child: Child, directory: Path) -> None:
+    task.record_stop(*_EXITED, status=child.wait())
+    shutil.rmtree(directory / "tmp", ignore_errors=True)  # a task's storage ends with the task
 
 
 @dataclasses.dataclass
@@ -476,7 +504,8 @@ class RunningService:
 
     def count(self, status: str) -> int:
         """The number of tasks with that status, also of the service before its last update."""
-        return sum(task.service == self.model["ServiceArn"] and task.status == status for task in all_tasks())
+        ours = (task for task in all_tasks() if task.service == self.model["ServiceArn"] and not task.alone)
+        return sum(task.status == status for task in ours)
 
     def scale(self, tasks: int) -> None:
         """Start tasks, or stop the newest, until their number is ``tasks``, or that of a later concurrent call.
@@ -495,6 +524,13 @@ class RunningService:
             with ThreadPoolExecutor(len(surplus)) as stops:
                 for stopped in [stops.submit(container.stop) for container in surplus]:
                     stopped.result()
+
+    def run(self, commands: Mapping[str, list[str]]) -> list[Task]:
+        """Start a task with this service's settings, whose containers run other commands, by their names.
+
+        :raises ChildDied: if LocalStack is stopping.
+        """
+        return [container.run(commands[container.name]) for container in self._containers]
 
     def interrupt(self, task_id: str) -> bool:
         """Take the Spot capacity of a task away. Returns whether it is a running Spot task of this service."""

@@ -1,5 +1,5 @@
-"""ECS API: calls that list and describe clusters, services, tasks and task definitions, and the one that scales a
-service. Others are not implemented."""
+"""ECS API: calls that list and describe clusters, services, tasks and task definitions, the one that scales a service,
+and the one that runs another command in a task. Others are not implemented."""
 
 from __future__ import annotations
 
@@ -59,6 +59,23 @@ class EcsApi:
         threading.Thread(target=_scale, args=(service, steps), name="ecs-scale", daemon=True).start()
         return {"service": {**_described_service(service), "desiredCount": desired}}
 
+    @handler("RunTask", expand=False)
+    def run_task(self, _context: RequestContext, request: Request) -> Request:
+        """A task of a service's definition, with another command for each of its containers."""
+        wanted = request["taskDefinition"]
+        found = [each for each in _services_in(_known_cluster(request)) if each.model["TaskDefinition"] == wanted]
+        if not found:
+            raise _refused("InvalidParameterException", "Only task definitions of running services are supported here.")
+        (service,) = found
+        if request.get("networkConfiguration") != _network(service):
+            raise _refused("InvalidParameterException", "Only the service's network configuration is supported here.")
+        overrides = request.get("overrides", {}).get("containerOverrides", [])
+        try:
+            tasks = service.run({each["name"]: each["command"] for each in overrides})
+        except KeyError as error:
+            raise _refused("InvalidParameterException", f"The override of {error} is missing.") from error
+        return {"tasks": [_described_task(task) for task in tasks], "failures": []}
+
     @handler("ListTasks", expand=False)
     def list_tasks(self, _context: RequestContext, request: Request) -> Request:
         services = {service.model["ServiceArn"]: service for service in _services_in(_known_cluster(request))}
@@ -72,8 +89,9 @@ class EcsApi:
                 _task_arn(task)
                 for task in ecs.all_tasks()
                 if task.service in services
+                and not (wanted and task.alone)
                 and bool(task.stopped_at) is stopped
-                and family in (None, _name(task.definition).partition(":")[0])
+                and family in (None, _family(task))
             ]
         }
 
@@ -136,6 +154,10 @@ def _cluster(name: str) -> str | None:
     return _name(name) if _name(name) in ecs.clusters else None
 
 
+def _family(task: Task) -> str:
+    return _name(task.definition).partition(":")[0]
+
+
 def _cluster_of(task: Task) -> str:
     return task.service.split("/")[1]
 
@@ -196,8 +218,14 @@ def _described_service(service: RunningService, *, tagged: bool = False) -> Requ
         "deployments": [deployment],
         "events": [],
         "loadBalancers": _camel(model.get("LoadBalancers", [])),
+        "networkConfiguration": _network(service),
         **({"tags": _tags(model)} if tagged else {}),
     }
+
+
+def _network(service: RunningService) -> Request:
+    network: Request = _camel(service.model.get("NetworkConfiguration", {}))
+    return network
 
 
 def _described_task(task: Task) -> Request:
@@ -209,7 +237,7 @@ def _described_task(task: Task) -> Request:
         "taskArn": _task_arn(task),
         "clusterArn": _cluster_arn(task.service),
         "taskDefinitionArn": task.definition,
-        "group": f"service:{_name(task.service)}",
+        "group": f"family:{_family(task)}" if task.alone else f"service:{_name(task.service)}",
         "launchType": "FARGATE",
         "healthStatus": task.health,
         "lastStatus": task.status,

@@ -187,6 +187,11 @@ class DBInstanceProvider(Provider):
     def update(self, request: Request) -> Event:
         model = updated(request)
         instance = databases.databases[model["DBInstanceIdentifier"]]
+        major, wanted = (str(each.get("EngineVersion", "")).partition(".")[0] for each in (instance.model, model))
+        if major != wanted and str(model.get("AllowMajorVersionUpgrade", False)).lower() != "true":
+            return failed(
+                model, "The AllowMajorVersionUpgrade flag must be present when upgrading to a new major version."
+            )
         group, size = instance.parameter_group, instance.model.get("DBInstanceClass")
         instance.model = dict(model)
         if instance.parameter_group != group:

@@ -1,9 +1,8 @@
 """RDS API: the calls of deployments and their tests, which describe, restart, stop and start instances, describe
-snapshots, turn deletion protection off, and take and delete snapshots."""
+snapshots, turn deletion protection off, change the owner's password, and take and delete snapshots."""
 
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 from typing import Any
@@ -13,10 +12,9 @@ from localstack.aws.api import CommonServiceException, RequestContext, handler
 from farcall_localstack_plugin import databases
 from farcall_localstack_plugin.databases import Instance, Snapshot
 from farcall_localstack_plugin.engines import HOST
-from farcall_localstack_plugin.settings import settings
 
 Request = dict[str, Any]
-_CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection"}
+_CHANGEABLE = {"DBInstanceIdentifier", "ApplyImmediately", "DeletionProtection", "MasterUserPassword"}
 
 
 class RdsApi:
@@ -34,6 +32,8 @@ class RdsApi:
             raise _invalid(f"These properties cannot be changed here: {', '.join(sorted(unknown))}.")
         instance = _instance(request["DBInstanceIdentifier"])
         instance.model["DeletionProtection"] = request.get("DeletionProtection", instance.is_protected)
+        if password := request.get("MasterUserPassword"):
+            instance.change_password(password)
         return {"DBInstance": _described_instance(instance, context)}
 
     @handler("RebootDBInstance", expand=False)
@@ -134,7 +134,7 @@ def _described_instance(instance: Instance, context: RequestContext) -> Request:
         "DBInstanceClass": instance.model.get("DBInstanceClass", ""),
         "DBInstanceStatus": "stopped" if instance.is_stopped else "available",
         "Engine": "postgres",
-        "EngineVersion": _version(),
+        "EngineVersion": instance.version,
         "MasterUsername": instance.user,
         "DBName": instance.database,
         "Endpoint": {"Address": HOST, "Port": instance.port},
@@ -151,14 +151,6 @@ def _described_parameters(instance: Instance) -> list[Request]:
         return []
     status = "pending-reboot" if instance.needs_restart else "in-sync"
     return [{"DBParameterGroupName": instance.parameter_group, "ParameterApplyStatus": status}]
-
-
-@functools.cache
-def _version() -> str:
-    """The version of the installed PostgreSQL, independent of the template: there is only one."""
-    program = settings().postgres_bin / "postgres"
-    output = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    return output.split()[-1]
 
 
 def _described_snapshot(snapshot: Snapshot, context: RequestContext) -> Request:
