@@ -272,7 +272,7 @@ test-regions: setup
 	FARCALL_ALL_REGIONS=1 $(PYTEST) tests/contract/test_template_lint.py -n 2
 
 # The runbooks that deploy, on LocalStack, in a quarter of an hour; for a nightly run. test-integration runs the others.
-test-runbooks: setup .venv-aws/.made
+test-runbooks: setup .tools/cdklocal/.made .venv-aws/.made
 	FARCALL_ALL_RUNBOOKS=1 $(PYTEST) tests/integration/test_localstack_runbooks.py
 
 # Needs Slurm's programs (setup-system), not a cluster: each run starts one of its own.

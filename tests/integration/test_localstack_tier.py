@@ -227,7 +227,7 @@ def test_the_end_to_end_suite_runs_with_an_api_url_and_tokens(tier: Tier) -> Non
 
 @needs_aws
 def test_generated_names_are_found_by_the_command_of_the_runbook(tier: Tier, operator: Shell) -> None:
-    (printed,) = operator.run(block("Where to look", 2))
+    (printed,) = operator.run(block("Where to look", 3))
     groups = Deployer(tier.endpoint_url).client("logs").describe_log_groups()["logGroups"]
     assert set(json.loads(printed)) <= {each["logGroupName"] for each in groups}
     assert any("Authorizer" in name for name in json.loads(printed))
