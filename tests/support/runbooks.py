@@ -47,7 +47,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "fields @timestamp, message, endpoint_id": _INSIGHTS,
     "fields @timestamp, level, message, status": _INSIGHTS,
     "filter ispresent(refused) | stats": _INSIGHTS,
-    "farcall cloud deploy -c api.gradual=false": "no emulator has CodeDeploy for Lambda; the templates of both are tested",
+    "farcall cloud deploy -c api.gradual=false": "no emulator has CodeDeploy for Lambda; tests read both templates",
     "aws rds describe-certificates": "neither moto nor the offline tier has it; a test holds it against AWS' model",
     "aws logs tail": "only version 2 of AWS' command line has it, which is in no package index; it runs until Ctrl-C",
     "git pull && make setup": _CHECKOUT,

@@ -78,7 +78,7 @@ class EnvironmentLost(OSError):
 
 
 class RunningTemplate(NamedTuple):
-    """A template in an environment, with its branches.
+    """A template in an environment of a submitter, with its branches.
 
     ``root``: the process that was started for it; ``pids``: of the templates, as far as they are known; ``workers``:
     process ids of their forks; ``forked``: how often they were asked to fork; ``unanswered``: the number of the oldest
@@ -89,6 +89,7 @@ class RunningTemplate(NamedTuple):
     root: int
     pids: list[int]
     workers: set[int]
+    submitter: str = ""
     forked: int = 0
     unanswered: int = 0
     is_remote: bool = False
@@ -527,6 +528,7 @@ class EnvironmentLauncher:
                         container.pid,
                         [template.pid for template in family if template.pid],
                         set().union(*(template.workers for template in family)),
+                        submitter=container.origin[1].group,
                         forked=sum(template.forked for template in family),
                         unanswered=next(filter(None, (template.unanswered for template in family)), 0),
                         is_remote=container.is_remote,

@@ -33,7 +33,11 @@ _START_S: Final = 2 / _TICKS_PER_S
 _IDLE_PERIOD_S: Final = 2.0
 """Time between two looks at an idle worker."""
 _IDLE_SHARE: Final = 0.1
-"""Processors that an idle worker uses at most: libraries have threads of their own."""
+"""Processors that the idle workers of a submitter use at most, in all, and besides for each of them: libraries have
+threads of their own."""
+_IDLE_SHARE_OF_EACH: Final = 0.01
+IDLE_LIMIT_S: Final = 2 * _IDLE_PERIOD_S
+"""So long they may use more."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -429,13 +433,16 @@ class Leftovers:
     """Processes and threads that tasks have left running in a worker of another submitter than the owner.
 
     :param root: the worker, or the process above it that the manager has started.
+    :param submitter: for which it was started; empty: for all.
     """
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, submitter: str = "") -> None:
+        self.submitter = submitter
+        #: Processors that the worker used between the last two looks, if it was idle at both.
+        self.idle_share = 0.0
         self._root = root
         self._own: dict[int, int] = {}  # starts, by process id: ids are used again
         self._idle: tuple[float, float] | None = None  # when an idle worker was seen, and its processor time until then
-        self._busy_periods = 0
         #: When to look for them, in monotonic seconds.
         self.due_at = math.inf
 
@@ -455,6 +462,7 @@ class Leftovers:
         :param busy_since: when the task that runs now began: later processes may be its own. Infinite if none runs.
         """
         self.due_at = now + _IDLE_PERIOD_S if math.isinf(busy_since) else math.inf
+        self._measure_idle(now=now, is_idle=math.isinf(busy_since))
         began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
         for pid in tree(self._root):
             process = read_process(pid)
@@ -462,19 +470,43 @@ class Leftovers:
                 continue
             if process.start / _TICKS_PER_S < began_s:
                 return True
-        return self._computes(now=now, is_idle=math.isinf(busy_since))
+        return False
 
-    def _computes(self, *, now: float, is_idle: bool) -> bool:
-        """Whether an idle worker computes for two periods: a thread of a task that has ended, or a task that has
-        forged its end."""
+    def _measure_idle(self, *, now: float, is_idle: bool) -> None:
         before = self._idle
         self._idle = (now, sum(map(processor_s, {self._root, *self._own}))) if is_idle else None
-        if before is None or self._idle is None:
-            self._busy_periods = 0
-            return False
-        most_s = _IDLE_SHARE * (now - before[0])
-        self._busy_periods = self._busy_periods + 1 if self._idle[1] - before[1] > most_s else 0
-        return self._busy_periods > 1
+        self.idle_share = 0.0
+        if before is not None and self._idle is not None and now > before[0]:
+            self.idle_share = (self._idle[1] - before[1]) / (now - before[0])
+
+
+class ShareLimit:
+    """Finds what computes while nothing asks for it, by submitter: a thread of a task that has ended, a task that has
+    forged its end, or a process of a package. Many that use little count together.
+
+    :param limit_s: so long it may last.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since: dict[str, float] = {}
+
+    def excess(self, shares: Mapping[str, Mapping[_Key, float]], *, now: float) -> list[_Key]:
+        """Those that use most, of submitters whose shares have been too large for long.
+
+        :param shares: processors in use, by submitter.
+        """
+        too_large = {
+            submitter
+            for submitter, each in shares.items()
+            if sum(each.values()) > _IDLE_SHARE + _IDLE_SHARE_OF_EACH * len(each)
+        }
+        self._since = {submitter: self._since.get(submitter, now) for submitter in too_large}
+        found: list[_Key] = []
+        for submitter, since in list(self._since.items()):
+            if now >= since + self._limit_s:
+                found.append(max(shares[submitter], key=shares[submitter].__getitem__))
+        return found
 
 
 class Orphans:

@@ -77,11 +77,13 @@ from farcall_endpoint.manager.launcher import WorkerLauncher
 from farcall_endpoint.manager.limits import TaskUse, breach, limited, start_bytes
 from farcall_endpoint.manager.nested_calls import MOST_OPEN, kept_answer
 from farcall_endpoint.manager.processes import (
+    IDLE_LIMIT_S,
     Leftovers,
     MeasuredTask,
     Measuring,
     Orphans,
     ReaperProcess,
+    ShareLimit,
     output_bytes,
 )
 from farcall_endpoint.manager.templates_watch import TemplateWatch
@@ -214,6 +216,7 @@ class Manager:
         self._ended: set[int] = set()  # workers that the core has ended, as it does with each after its last task
         self._leftovers: dict[int, Leftovers] = {}  # by worker, for those that run tasks of other submitters
         self._templates = TemplateWatch()
+        self._idle_shares = ShareLimit(IDLE_LIMIT_S)
         self._has_shared_workers = registered.isolation == Isolation.NONE
         self._import_reports: collections.Counter[int] = collections.Counter()  # by worker
         self._functions: dict[str, Frame] = {}
@@ -443,13 +446,21 @@ class Manager:
         events: list[Event] = []
         if not self._leftovers:
             return events
-        now = time.monotonic()
+        now, looked = time.monotonic(), False
         for worker_id, leftovers in self._leftovers.items():
             if leftovers.due_at <= now:
                 self._orphans.expect(now=now)  # a task can see to it that its worker adopts none
+                looked = True
                 if leftovers.exist(now=now, busy_since=self._core.busy_since(worker_id)):
                     _logger.info("worker %d has processes of tasks that have ended; it ends, too", worker_id)
                     events.append(ProcessesLeft(worker_id))
+        if looked:
+            shares: dict[str, dict[int, float]] = collections.defaultdict(dict)
+            for worker_id, leftovers in self._leftovers.items():
+                shares[leftovers.submitter or str(worker_id)][worker_id] = leftovers.idle_share
+            for worker_id in self._idle_shares.excess(shares, now=now):
+                _logger.info("worker %d computes while it is idle; it ends", worker_id)
+                events.append(ProcessesLeft(worker_id))
         return events
 
     def _watch_templates(self) -> None:
@@ -890,7 +901,7 @@ class Manager:
         self._workers[worker_id] = process
         self._share_with(process, action.target)
         if action.submitter:
-            self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid)
+            self._leftovers[worker_id] = Leftovers(process.worker_pid or process.pid, action.submitter)
         for descriptor in (process.pidfd, process.channel.fileno()):
             self._by_descriptor[descriptor] = worker
             self._poll.register(descriptor, select.POLLIN)

@@ -5,6 +5,7 @@ A package's ``.pth`` file runs with each Python that finds it, before there is a
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from farcall_endpoint.manager.limits import TaskUse
-from farcall_endpoint.manager.processes import MeasuredTask, Measuring, processor_s, tree_bytes
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, ShareLimit, processor_s, tree_bytes
 from farcall_endpoint.process_reaper import ids_of, read_process, walk
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ _LOOK_PERIOD_S: Final = 2.0
 _MOST_LOOKS: Final = 3
 """A template has processes beside its workers at so many looks: those of workers that have just ended are killed."""
 _COMPUTING_PERIOD_S: Final = 10.0
-_MOST_PERIODS: Final = 2
-_MOST_SHARE: Final = 0.1
-"""Processors that a template uses beside its forks, in so many periods."""
+"""How often the processor time of a template is measured, without what its forks took."""
 _FORK_S: Final = 0.05
 """Processor time of a fork, at most."""
 _ANSWER_S: Final = 60.0
@@ -41,13 +40,14 @@ class Found(NamedTuple):
 @dataclasses.dataclass
 class _Seen:
     """What was seen of a template: looks at which it had other processes; its processor time and forks at the
-    beginning of a period, and periods in which it computed; and since when it has not answered a request."""
+    beginning of a period, and the processors that it used in the last one; and since when it has not answered a
+    request."""
 
     looks: int = 0
     period_from: float = math.nan
     used_s: float = 0.0
     forked: int = 0
-    periods: int = 0
+    share: float = 0.0
     unanswered: int = 0
     unanswered_from: float = 0.0
 
@@ -63,6 +63,7 @@ class TemplateWatch:
         self._measuring = Measuring(clock=clock)
         self._templates: dict[str, RunningTemplate] = {}
         self._seen: dict[str, _Seen] = {}
+        self._shares = ShareLimit(_COMPUTING_PERIOD_S)
         self._look_at = -math.inf
 
     @property
@@ -90,6 +91,11 @@ class TemplateWatch:
             for template in self._templates.values():
                 if template.pids:
                     self._look(template, found, now)
+            shares: dict[str, dict[str, float]] = collections.defaultdict(dict)
+            for name, template in self._templates.items():
+                shares[template.submitter][name] = self._seen[name].share
+            for name in self._shares.excess(shares, now=now):
+                found.ended.setdefault(name, "a package computes while no task runs")
         return found
 
     def _template_of(self, name: str, memory_bytes: int | None, processes: int) -> Callable[[], MeasuredTask]:
@@ -110,14 +116,13 @@ class TemplateWatch:
             seen.unanswered, seen.unanswered_from = template.unanswered, now
         if math.isnan(seen.period_from) or now >= seen.period_from + _COMPUTING_PERIOD_S:
             used_s = sum(map(processor_s, own))
-            most_s = _MOST_SHARE * (now - seen.period_from) + _FORK_S * (template.forked - seen.forked)
-            seen.periods = seen.periods + 1 if used_s - seen.used_s > most_s else 0
+            of_forks_s = _FORK_S * (template.forked - seen.forked)
+            if not math.isnan(seen.period_from):
+                seen.share = max(0.0, used_s - seen.used_s - of_forks_s) / (now - seen.period_from)
             seen.period_from, seen.used_s, seen.forked = now, used_s, template.forked
             found.sizes[template.name] = tree_bytes(_root_of(template), without=template.workers) or 0
         if seen.looks >= _MOST_LOOKS:
             found.ended[template.name] = "a package runs processes of its own beside the workers"
-        elif seen.periods >= _MOST_PERIODS:
-            found.ended[template.name] = "a package computes while no task runs"
         elif now >= seen.unanswered_from + _ANSWER_S:
             found.ended[template.name] = f"it has not forked a process for {_ANSWER_S:g} s"
 
