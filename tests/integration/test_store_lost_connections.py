@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from farcall_common.errors import Unavailable
 from farcall_common.store.postgres import PostgresDatabase
 from tests.integration.store_servers import Valkey
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, wait_until
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing a connection sends RST
 #: More than the time for which a connection is trusted, in seconds.
@@ -34,20 +35,28 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._generation = 0
-        self._open = contextlib.ExitStack()
+        self._is_silent = False
+        self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
     def forget(self) -> None:
         self._generation += 1
 
+    def silence(self) -> None:
+        """Take what clients send, and pass nothing on: the server hangs."""
+        self._is_silent = True
+
     def close(self) -> None:
-        """End the relay. Its clients must have closed their connections."""
+        """End the relay and its connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(WAIT_S)
-        self._open.close()
-        self._listener.close()
+        for each in (*self._sockets, self._listener):
+            each.close()
 
     def _start(self, target: Callable[..., None], *args: Any) -> None:
         self._threads.append(thread := threading.Thread(target=target, args=args, daemon=True))
@@ -59,8 +68,8 @@ class Relay:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = self._open.enter_context(socket.create_connection(self._target))
-            self._open.enter_context(client)
+            server = socket.create_connection(self._target)
+            self._sockets += (client, server)
             self._start(self._pass, client, server, self._generation)
             self._start(self._pass, server, client, self._generation)
 
@@ -69,6 +78,8 @@ class Relay:
         data = b""
         with contextlib.suppress(OSError):
             while (data := source.recv(65536)) and generation == self._generation:
+                if self._is_silent:
+                    continue
                 target.sendall(data)
         if data and generation != self._generation:
             source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -94,6 +105,39 @@ def test_connection_is_checked_after_a_freeze(postgres_url: str, relay: Relay, m
         clock = time.time
         monkeypatch.setattr(time, "time", lambda: clock() + FROZEN_S)
         database.ping()
+
+
+@pytest.mark.parametrize("idle_s", [0.0, FROZEN_S], ids=["used", "idle"])
+def test_a_server_that_hangs_is_unavailable(
+    postgres_url: str, relay: Relay, monkeypatch: pytest.MonkeyPatch, idle_s: float
+) -> None:
+    """Its machine acknowledges each packet, so that TCP finds nothing."""
+    url = make_conninfo(postgres_url, port=relay.port)
+    opened = PostgresDatabase(url, max_connections=1, timeout_s=0.5, silence_s=0.2, answer_s=0.3)
+    with contextlib.closing(opened) as database:
+        wait_until(lambda: _answers(database), "the first connection")
+        clock = time.time
+        monkeypatch.setattr(time, "time", lambda: clock() + idle_s)
+        relay.silence()
+        with pytest.raises(Unavailable, match="does not answer"):
+            database.ping()
+
+
+def _answers(database: PostgresDatabase) -> bool:
+    try:
+        database.ping()
+    except Unavailable:
+        return False
+    return True
+
+
+def test_a_server_that_takes_no_changes_is_unavailable(postgres_url: str) -> None:
+    """As a former primary after a fail-over, or a server whose storage is full."""
+    with contextlib.closing(PostgresDatabase(postgres_url, max_connections=1)) as database:
+        with database.connection() as connection:
+            connection.execute("SET default_transaction_read_only = on")
+        with pytest.raises(Unavailable, match="read-only"):
+            database.try_lock("a lock", ttl_s=1)
 
 
 _SHOWN = """
