@@ -23,6 +23,7 @@ from benchmarks.forwarder.peers import PeerLoop, SimulatedEndpoint
 from farcall_common import wire
 from farcall_common.store import Endpoint, PeerKind, Stores
 from farcall_localstack import Tier
+from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import READY_FILE
 from tests.waiting import WAIT_S, wait_until
 
@@ -31,8 +32,6 @@ _PROBE_S: Final = 0.25
 _RETRY_S: Final = 0.5
 #: A session that is not admitted within this time connects again, in seconds.
 _ADMIT_S: Final = 30.0
-#: API Gateway ends a request after this time, in seconds.
-GATEWAY_S: Final = 29.0
 #: A line of LocalStack's log about a request to the API, with its status.
 _STATUS: Final = re.compile(r"/_aws/execute-api/.* => (\d{3})$", re.MULTILINE)
 #: Of an internal error, and of API Gateway in place of the API.
@@ -244,8 +243,8 @@ class Probe:
         self._log = tier.directory / "localstack.log"
         self._log_began = self._log.stat().st_size
         self.answers: list[Answer] = []
-        #: Forwarders that ran and did not answer `/livez`.
-        self.dead: list[str] = []
+        #: Forwarders that did not answer `/livez`, by task. One that ends does so shortly before it has ended.
+        self._silent: dict[str, str] = {}
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._repeat, args=(work,), name="probe")
@@ -281,8 +280,18 @@ class Probe:
             except FileNotFoundError:
                 continue
             except httpx.HTTPError as error:
-                if pid_file.exists():
-                    self.dead.append(f"{pid_file.parent.name}: {error!r}")
+                self._silent[pid_file.parent.name] = repr(error)
+
+    def dead(self) -> list[str]:
+        """Forwarders that run and did not answer `/livez`, and those that ECS stopped for their health."""
+        running = [pid_file.parent.name for pid_file in self._tier.directory.glob("tasks/*/pid")]
+        ecs = Deployer(self._tier.endpoint_url).client("ecs")
+        stopped = ecs.list_tasks(cluster=self._tier.name, desiredStatus="STOPPED")["taskArns"]
+        tasks = ecs.describe_tasks(cluster=self._tier.name, tasks=stopped)["tasks"]
+        return [
+            *(f"{task}: {self._silent[task]}" for task in running if task in self._silent),
+            *(each["taskArn"] for each in tasks if "health checks" in each["stoppedReason"]),
+        ]
 
     def count(self, path: str) -> Counter[str]:
         """Numbers of answers to a path, by status and code."""
@@ -303,10 +312,8 @@ class Probe:
             if each.status != 200 and not (each.status == 503 and each.code in _AWAY and each.has_retry_after)
         ]
         assert not untyped, f"{len(untyped)} of {len(self.answers)} answers, the first: {untyped[:3]}"
-        late = [each for each in self.answers if each.took_s > GATEWAY_S]
-        assert not late, late
         assert {each.status for each in self.answers if each.path == self.PLAIN} == {200}, self.count(self.PLAIN)
-        assert not self.dead
+        assert not (dead := self.dead()), dead
 
     def wait_stored(self) -> None:
         """Wait until the next answer from the database."""
