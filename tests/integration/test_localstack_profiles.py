@@ -26,9 +26,9 @@ from tests.support.localstack_faults import silent_servers
 from tests.support.releases import with_new_code
 from tests.waiting import WAIT_S, wait_until
 
-#: Lines of an endpoint's log: it follows a redirect, or its connection was cut.
-REDIRECTED = "the forwarder asks the agent to reconnect: this forwarder shuts down"
-CUT = "the connection to the forwarder failed"
+#: Parts of a line in an endpoint's log: its session has ended, and because of a redirect.
+ENDED = "not connected any more: "
+REDIRECTED = f"{ENDED}the forwarder asks the agent to reconnect: this forwarder shuts down"
 #: ECS replaces a task after three failed checks. By default, the load balancer ends its connections after two.
 CHECKS_OF_AN_OUTAGE = 8
 #: API Gateway refuses shorter ones without calling the authorizer.
@@ -147,11 +147,12 @@ def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) ->
 
 @contextlib.contextmanager
 def _redirected(endpoint: LocalEndpoint) -> Iterator[None]:
-    """In the block, a forwarder redirects this endpoint, and no connection of it is cut."""
+    """In the block, a forwarder redirects this endpoint, and none of its sessions ends in another way."""
     before = endpoint.log_path.read_text(encoding="utf-8")
     yield
     wait_until(lambda: _log_since(endpoint, before).count(REDIRECTED), "the endpoint is redirected")
-    assert CUT not in _log_since(endpoint, before)
+    log = _log_since(endpoint, before)
+    assert log.count(ENDED) == log.count(REDIRECTED), log
 
 
 def _log_since(endpoint: LocalEndpoint, before: str) -> str:
