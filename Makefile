@@ -18,7 +18,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-slurm test-cgroup2 test-docs test-regions test-runbooks test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-gameday test-slurm test-cgroup2 test-docs test-regions test-runbooks test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 help:
 	@sed -n '2,3s/^# *//p' Makefile
@@ -206,7 +206,7 @@ test: test-unit test-integration
 # It adds what takes longer: the whole suite on each profile.
 test-all: SMOKE_PROFILES :=
 test-all: PROFILES := facility lab hobby
-test-all: test test-slurm test-cgroup2
+test-all: test test-gameday test-slurm test-cgroup2
 
 test-unit: setup .venv-globus/.made
 	$(PYTEST) tests/unit tests/contract -n 2
@@ -247,6 +247,12 @@ SMOKE_PROFILES ?= lab hobby
 test-localstack: setup .venv-globus/.made .venv-flows/.made
 	printf '%s\n' $(PROFILES) $(SMOKE_PROFILES:%='% -m smoke') | \
 		xargs -P 3 -I PROFILE sh -c '$(PYTEST) tests/e2e --tier localstack --profile PROFILE'
+
+# Events that a deployment has to survive, on the largest profile: stores that are away, a release, a full disk and others,
+# with a line of figures for each. FULL=1: five minutes without a store, and 200 connected endpoints. For a nightly run.
+FULL ?=
+test-gameday: setup
+	FARCALL_GAMEDAY_FULL=$(FULL) $(PYTEST) tests/gameday
 
 # Coverage-guided, so many seconds for each target. Needs a wheel of atheris.
 FUZZ_SECONDS ?= 60

@@ -180,7 +180,7 @@ class PeerLoop:
             descriptor = int(socket.getsockopt(zmq.FD))
             self._poll.register(descriptor, select.EPOLLIN)
             self._peers[descriptor] = peer
-            self._drain(peer)
+            self.drain(peer)
 
     def until(self, condition: Callable[[], bool], what: str, *, within_s: float) -> None:
         """Serve the peers until a condition holds.
@@ -189,7 +189,7 @@ class PeerLoop:
         """
         deadline = time.monotonic() + within_s
         for peer in list(self._peers.values()):
-            self._drain(peer)  # a send may have consumed the edge of the descriptor
+            self.drain(peer)  # a send may have consumed the edge of the descriptor
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not within {within_s} s: {what}")
@@ -202,12 +202,13 @@ class PeerLoop:
             for peer in list(self._peers.values()):
                 if peer.is_open:
                     peer.send(wire.Heartbeat(at=time.time()))
-                self._drain(peer)
+                self.drain(peer)
         for descriptor, _ in self._poll.poll(timeout_s):
-            self._drain(self._peers[descriptor])
+            self.drain(self._peers[descriptor])
 
     @staticmethod
-    def _drain(peer: SimulatedPeer) -> None:
+    def drain(peer: SimulatedPeer) -> None:
+        """Receive and answer the messages that have arrived."""
         assert peer.socket is not None
         while True:
             try:

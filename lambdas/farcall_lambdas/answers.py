@@ -22,6 +22,9 @@ from farcall_lambdas.models.fields import Maybe, Shape
 
 logger = Logger(service=SERVICE, child=True)
 
+#: Seconds to wait before the next try, if a part of the service is unavailable and the error does not say.
+_RETRY_AFTER_S: Final = 2.0
+
 #: The statuses of Powertools' errors.
 _POWERTOOLS: Final[Mapping[type[Exception], int]] = {
     NotFoundError: 404,
@@ -96,6 +99,8 @@ def error_response(error: Exception, *, request_id: str, path: str = "") -> Resp
         )
     else:
         record = _without_cause(_record(error), error.__cause__)
+    if status == 503 and record.retry_after_s is None:
+        record = dataclasses.replace(record, retry_after_s=_RETRY_AFTER_S)
     answer = ErrorAnswer(
         code=record.code,
         message=record.message,

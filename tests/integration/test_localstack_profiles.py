@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import shutil
-import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +15,6 @@ import pytest
 
 import farcall
 from farcall_common.errors import Unavailable
-from farcall_infra.bundles import content_digest
 from farcall_infra.profiles import load_profile, profile_names
 from farcall_local.deployment import Deployment
 from farcall_local.endpoint import LocalEndpoint
@@ -27,11 +22,13 @@ from farcall_localstack import LocalStackTier, Tier
 from farcall_localstack.deploy import Deployer
 from farcall_localstack.server import LocalStackServer, group_members
 from farcall_localstack.synth import ensure_assembly
+from tests.support.localstack_faults import silent_servers
+from tests.support.releases import with_new_code
 from tests.waiting import WAIT_S, wait_until
 
-#: Lines of an endpoint's log: it follows a redirect, or its connection was cut.
-REDIRECTED = "the forwarder asks the agent to reconnect: this forwarder shuts down"
-CUT = "the connection to the forwarder failed"
+#: Parts of a line in an endpoint's log: its session has ended, and because of a redirect.
+ENDED = "not connected any more: "
+REDIRECTED = f"{ENDED}the forwarder asks the agent to reconnect: this forwarder shuts down"
 #: ECS replaces a task after three failed checks. By default, the load balancer ends its connections after two.
 CHECKS_OF_AN_OUTAGE = 8
 #: API Gateway refuses shorter ones without calling the authorizer.
@@ -63,39 +60,6 @@ def _version(tier: Tier) -> str:
     request = urllib.request.Request(f"{tier.api_url}/v2/version", headers={"Authorization": f"Bearer {tier.token}"})
     with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
         return str(json.loads(answer.read()))
-
-
-def _with_new_code(assembly: Path, copy: Path) -> Path:
-    """The assembly with a changed line in both bundles: other contents, other hashes."""
-    shutil.copytree(assembly, copy, copy_function=os.link, ignore=shutil.ignore_patterns("*.zip"))
-    for package, file, old, new in (
-        ("farcall_lambdas", "version.py", 'API_VERSION: Final = "', 'API_VERSION: Final = "7.'),
-        ("farcall_forwarder", "__main__.py", "import asyncio", "import asyncio  # changed"),
-    ):
-        (changed,) = copy.glob(f"asset.*/{package}/{file}")
-        text = changed.read_text(encoding="utf-8")
-        assert old in text
-        bundle = changed.parents[1]
-        contents = content_digest(bundle)
-        shutil.rmtree(changed.parent / "__pycache__")  # byte code of the old line
-        _rewrite(changed, text.replace(old, new, 1))
-        digest = bundle.name.removeprefix("asset.")
-        changes = {digest: digest[::-1], contents: content_digest(bundle)}
-        bundle.rename(bundle.with_name(f"asset.{digest[::-1]}"))
-        for document in copy.glob("*.json"):
-            text = document.read_text(encoding="utf-8")
-            for former, new in changes.items():
-                text = text.replace(former, new)
-            # CDK gives the version of a changed function another name.
-            text = re.sub(r"(CurrentVersion[0-9A-F]{8})([0-9a-f]{32})", lambda found: found[1] + found[2][::-1], text)
-            _rewrite(document, text)
-    return copy
-
-
-def _rewrite(link: Path, text: str) -> None:
-    """Change the contents of a linked file without changing the original."""
-    link.unlink()
-    link.write_text(text, encoding="utf-8")
 
 
 def test_a_deployment_grows_through_the_profiles_and_keeps_its_data(
@@ -155,7 +119,7 @@ def _update(deployer: Deployer, tier: Tier, profile: str, version: str, director
     with farcall.Client(tier.api_url, NEW_USERS_TOKEN) as new_user:
         assert not new_user.get_endpoints()
     assert _version(tier) == version
-    deployer.deploy(_with_new_code(assembly, directory / profile), parameters=tier.parameters())
+    deployer.deploy(with_new_code(assembly, directory / profile), parameters=tier.parameters())
     tier.require_healthy()
     assert _version(tier) == f"7.{version}"
     assert set(tier.forwarder_pids()).isdisjoint(before)
@@ -183,11 +147,12 @@ def _check_the_way_in(tier: Tier, *, balanced: bool, endpoint: LocalEndpoint) ->
 
 @contextlib.contextmanager
 def _redirected(endpoint: LocalEndpoint) -> Iterator[None]:
-    """In the block, a forwarder redirects this endpoint, and no connection of it is cut."""
+    """In the block, a forwarder redirects this endpoint, and none of its sessions ends in another way."""
     before = endpoint.log_path.read_text(encoding="utf-8")
     yield
     wait_until(lambda: _log_since(endpoint, before).count(REDIRECTED), "the endpoint is redirected")
-    assert CUT not in _log_since(endpoint, before)
+    log = _log_since(endpoint, before)
+    assert log.count(ENDED) == log.count(REDIRECTED), log
 
 
 def _log_since(endpoint: LocalEndpoint, before: str) -> str:
@@ -197,7 +162,7 @@ def _log_since(endpoint: LocalEndpoint, before: str) -> str:
 def _check_an_outage(server: LocalStackServer, tier: Tier, endpoint: LocalEndpoint) -> None:
     """While PostgreSQL and Valkey are away, no forwarder is stopped, and no connection ends."""
     forwarders, log = tier.forwarder_pids(), endpoint.log_path.read_text(encoding="utf-8")
-    with _stores_away(server):
+    with silent_servers(server.pid, "postgres", "valkey-server"):
         enough = {file: checks + CHECKS_OF_AN_OUTAGE for file, checks in _checks(tier).items()}
         assert {file.name for file in enough} == {"health-container.json", "health-target.json"}
         wait_until(lambda: all(_checks(tier)[file] >= most for file, most in enough.items()), "checks of the outage")
@@ -205,21 +170,6 @@ def _check_an_outage(server: LocalStackServer, tier: Tier, endpoint: LocalEndpoi
     wait_until(lambda: _is_healthy(tier), "the forwarders find the stores again")
     assert tier.forwarder_pids() == forwarders
     assert _log_since(endpoint, log) == ""
-
-
-@contextlib.contextmanager
-def _stores_away(server: LocalStackServer) -> Iterator[None]:
-    """PostgreSQL and Valkey take connections and answer nothing."""
-    processes = [psutil.Process(pid) for pid in group_members(server.pid)]
-    stores = [process for process in processes if process.name() in ("postgres", "valkey-server")]
-    assert {process.name() for process in stores} == {"postgres", "valkey-server"}
-    for process in stores:
-        process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for process in stores:
-            process.send_signal(signal.SIGCONT)
 
 
 def _checks(tier: Tier) -> dict[Path, int]:

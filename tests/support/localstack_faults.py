@@ -80,6 +80,29 @@ class Faults:
         return {pid for pid, parent in found.items() if parent not in found}
 
 
+@contextlib.contextmanager
+def silent_servers(localstack_pid: int, *programs: str, replaced: bool = False) -> Iterator[None]:
+    """In the block, the servers of these programs take connections and answer nothing. Afterwards they go on, or other
+    ones, without those connections, have their addresses."""
+    servers: list[psutil.Process] = []
+    for pid in group_members(localstack_pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(pid)
+            if server.name() in programs:
+                server.suspend()  # before its children, so that it starts no more; they have groups of their own
+                servers += (server, *server.children(recursive=True))
+    assert {server.name() for server in servers} == set(programs)
+    try:
+        for server in servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.suspend()
+        yield
+    finally:
+        for server in servers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill() if replaced else server.resume()
+
+
 def _program(process: psutil.Process) -> Iterator[str]:
     """The arguments of a command line, without whole programs (``python -c``)."""
     return (word for word in process.cmdline() if len(word) < 500)

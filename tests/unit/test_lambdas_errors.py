@@ -57,6 +57,21 @@ def test_invalid_json_is_refused(api: MemoryApi, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "retry_after"),
+    [
+        (errors.Unavailable("away"), "2"),
+        (errors.Unavailable("away", retry_after_s=7), "7"),
+        (errors.QueueDataLost("away"), "2"),
+    ],
+)
+def test_an_outage_says_when_to_try_again(error: errors.FarcallError, retry_after: str) -> None:
+    answer = broken_api(error).call("GET", "/v3/tasks")
+    check(answer, 503, error.code)
+    assert answer.headers["Retry-After"] == retry_after
+    assert answer.body["retry_after_s"] == float(retry_after)
+
+
+@pytest.mark.parametrize(
     ("path", "request_id", "is_repeated"),
     [
         ("/v3/whoami", "0b9e-7", True),

@@ -9,10 +9,12 @@ import re
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import psycopg
+from psycopg.abc import PQGen
+from psycopg.errors import ReadOnlySqlTransaction, _WaitTimeout
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.json import set_json_loads
 from psycopg_pool import ConnectionPool, PoolTimeout
@@ -50,6 +52,11 @@ _WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105 - a mess
 _FIRST_WAIT_S: Final = 0.05
 _LONGEST_WAIT_S: Final = 1.0
 
+#: Seconds after which a wait for an answer looks for Ctrl-C.
+_WAIT_INTERVAL_S: Final = 0.1
+
+T = TypeVar("T")
+
 #: Source of a connection string; with True, it is read again, because the password was not accepted.
 ConnectionString = Callable[[bool], str]
 
@@ -83,16 +90,20 @@ class _Refused(PoolTimeout):
 class _Connection(psycopg.Connection[DictRow]):
     """A connection that knows when it last worked, and how its statements are planned.
 
-    The time is that of the wall clock: the monotonic one stands still while Lambda has frozen the process.
+    The time is that of the wall clock: the monotonic one stands still while Lambda has frozen the process. The limits
+    of time are in seconds: ``answer_s`` for each answer of the server, ``silence_s`` for that to a check.
     """
 
     used_at = 0.0
     by_keys = False
+    answer_s: float | None = None
+    silence_s: float | None = None
 
     @classmethod
     def connect(cls, *_args: Any, **kwargs: Any) -> Self:
         attempts: _Attempts = kwargs.pop("attempts")
         source: ConnectionString = kwargs.pop("source")
+        answer_s, silence_s = kwargs.pop("answer_s"), kwargs.pop("silence_s")
         if attempts.failure and attempts.is_refused:
             raise attempts.failure
         try:
@@ -111,7 +122,28 @@ class _Connection(psycopg.Connection[DictRow]):
             attempts.failure = psycopg.OperationalError(str(error))
             raise attempts.failure from error
         attempts.failure = None
+        connection.answer_s, connection.silence_s = answer_s, silence_s
         return connection
+
+    def wait(self, gen: PQGen[T], interval: float = _WAIT_INTERVAL_S, timeout: float | None = None) -> T:
+        """Wait for an answer, for a limited time: a server that hangs still acknowledges what it gets."""
+        limit_s = self.answer_s if timeout is None else timeout
+        try:
+            return super().wait(gen, interval, limit_s)
+        except _WaitTimeout:
+            self.pgconn.finish()
+            raise psycopg.OperationalError(f"no answer within {limit_s:g} s") from None
+
+    def check(self) -> None:
+        """Ask the server for a sign of life.
+
+        :raises psycopg.OperationalError: if it gives none within ``silence_s``.
+        """
+        answer_s, self.answer_s = self.answer_s, self.silence_s
+        try:
+            ConnectionPool.check_connection(self)
+        finally:
+            self.answer_s = answer_s
 
 
 _TRY_LOCK: Final = """
@@ -136,7 +168,10 @@ class PostgresDatabase:
     :param conninfo: a libpq connection string or URL, or its source.
     :param min_connections: kept open while idle.
     :param max_connections: lent at once; further callers wait up to ``timeout_s`` seconds, then get Unavailable.
-    :param silence_s: a connection is lost if the server's machine acknowledges nothing for so long.
+    :param silence_s: a connection is lost if the server's machine acknowledges nothing for so long, or the server
+        does not answer a check.
+    :param answer_s: a connection is lost if the server does not answer a statement for so long. The server itself
+        ends statements after 28 seconds.
     :param refused_s: for so long after the server has refused a connection because there are too many, none is tried
         again: each attempt costs the server a process and the check of a password.
     """
@@ -149,6 +184,7 @@ class PostgresDatabase:
         max_connections: int = 4,
         timeout_s: float = 10.0,
         silence_s: float = 30.0,
+        answer_s: float = 30.0,
         refused_s: float = 1.0,
     ) -> None:
         self._attempts = _Attempts(refused_s)
@@ -168,6 +204,8 @@ class PostgresDatabase:
                 "autocommit": True,
                 "row_factory": dict_row,
                 "attempts": self._attempts,
+                "answer_s": answer_s,
+                "silence_s": silence_s,
                 "source": (lambda _: conninfo) if isinstance(conninfo, str) else conninfo,
             },
             configure=_configure,
@@ -225,7 +263,8 @@ class PostgresDatabase:
                         yield connection
                         self._last(connection)
                 connection.used_at = time.time()
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:  # also the pool's own
+        except (psycopg.OperationalError, psycopg.InterfaceError, ReadOnlySqlTransaction) as error:
+            # The pool's own errors are among them, and those of a server with a full disk or of a former primary.
             cause = self._attempts.failure if isinstance(error, PoolTimeout) else None
             raise unavailable(error, cause=cause, refused=isinstance(error, _Refused)) from error
         except (psycopg.DataError, UnicodeEncodeError) as error:
@@ -299,7 +338,7 @@ def _check(connection: _Connection) -> None:
     readable = select.poll()
     readable.register(connection.fileno(), select.POLLIN)
     if readable.poll(0) or abs(time.time() - connection.used_at) > _TRUSTED_S:
-        ConnectionPool.check_connection(connection)
+        connection.check()
 
 
 def _configure(connection: psycopg.Connection[DictRow]) -> None:

@@ -188,6 +188,7 @@ def open_records(
     max_connections: int = 4,
     timeout_s: float = 10.0,
     silence_s: float = 30.0,
+    answer_s: float = 30.0,
 ) -> Records:
     """The records in a PostgreSQL database; parameters as of
     :class:`~farcall_common.store.postgres.PostgresDatabase`."""
@@ -197,6 +198,7 @@ def open_records(
         max_connections=max_connections,
         timeout_s=timeout_s,
         silence_s=silence_s,
+        answer_s=answer_s,
     )
     return Records(
         database,
@@ -222,13 +224,19 @@ class _NotGranted:
 
 
 def open_stores(
-    settings: StoreSettings, *, max_connections: int = 4, connection_wait_s: float = 10.0, silence_s: float = 30.0
+    settings: StoreSettings,
+    *,
+    max_connections: int = 4,
+    connection_wait_s: float = 10.0,
+    silence_s: float = 30.0,
+    answer_s: float = 30.0,
 ) -> Stores:
     """Connect to the stores. They may be unavailable: calls raise Unavailable until they answer.
 
     :param max_connections: to the database; a Lambda environment needs one.
     :param connection_wait_s: how long a call waits for one of them before it is Unavailable.
     :param silence_s: how long a call waits for a sign of life from the database before it is Unavailable.
+    :param answer_s: how long a call waits for the answer of a database that lives.
     :raises ConfigurationError: when the ticket key is too short.
     :raises Unavailable: when a secret cannot be read.
     """
@@ -239,7 +247,13 @@ def open_stores(
         tickets = Tickets(settings.ticket_key or _ticket_key(settings.ticket_secret_arn))
     source = settings.database.source()
     source(False)  # fails now if the secret cannot be read
-    records = open_records(source, max_connections=max_connections, timeout_s=connection_wait_s, silence_s=silence_s)
+    records = open_records(
+        source,
+        max_connections=max_connections,
+        timeout_s=connection_wait_s,
+        silence_s=silence_s,
+        answer_s=answer_s,
+    )
     return Stores(
         **vars(records),
         queue=ValkeyQueue(settings.queue_url),

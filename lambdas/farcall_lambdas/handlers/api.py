@@ -23,6 +23,9 @@ from farcall_lambdas.signed_caller import CallerKey, CallerKeys
 #: While the database has no free connection, requests must not pile up: they are refused soon, and repeated.
 _CONNECTION_WAIT_S: Final = 2.0
 
+#: A request to a database that hangs must have an answer before API Gateway gives up, after 29 seconds.
+_ANSWER_S: Final = 20.0
+
 
 def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Answer a proxy event."""
@@ -48,6 +51,7 @@ def _stores() -> Stores:
         max_connections=1,
         connection_wait_s=_CONNECTION_WAIT_S,
         silence_s=SILENCE_S,
+        answer_s=_ANSWER_S,
     )
 
 
