@@ -578,6 +578,20 @@ def test_a_link_in_place_of_a_directory_is_not_emptied(transfers: TransferProces
     assert (precious / "data").exists()
 
 
+def test_files_that_a_task_has_read_go_while_those_that_it_has_written_are_stored(
+    transfers: TransferProcess, web: WebServer, s3: Any
+) -> None:
+    use = of(web, "/data", b"data")
+    transfers.make("u", writes=("s3://lab/out/a",))
+    transfers.move(use, "u")
+    written = transfers.place(FileUse("s3://lab/out/a", "w"), "u")
+    written.write_bytes(b"result")
+    transfers.client.order([orders.Release("u", "")])
+    transfers.wait_for(orders.Released)
+    assert not transfers.place(use, "u").exists()
+    assert written.read_bytes() == b"result"
+
+
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 

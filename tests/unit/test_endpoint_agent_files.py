@@ -259,7 +259,8 @@ def test_files_of_a_run_that_failed_are_not_stored() -> None:
 def test_a_file_that_cannot_be_stored_fails_its_task() -> None:
     core = connected()
     task, turn = run_and_write(core)
-    [store] = moved(turn)
+    release, store = moved(turn)
+    assert release == orders.Release("a", "")
     assert isinstance(store, orders.Store)
     turn = hear(core, orders.Failed(store.number, outcomes.file_denied(OUT.url, "no").to_json()), now=2.0)
     assert ids(turn.results) == ["a"]
@@ -273,7 +274,8 @@ def test_a_file_that_cannot_be_stored_fails_its_task() -> None:
 def test_a_task_is_cancelled_while_its_files_are_stored() -> None:
     core = connected()
     task, turn = run_and_write(core)
-    [store] = moved(turn)
+    release, store = moved(turn)
+    assert release == orders.Release("a", "")
     assert isinstance(store, orders.Store)
     core.cancel(["a"])
     turn = core.decide(now=2.0)
@@ -304,7 +306,8 @@ def test_a_second_result_of_a_task_whose_files_are_stored_is_not_heard() -> None
 def test_the_cloud_may_forget_a_task_while_its_files_are_stored() -> None:
     core = connected()
     task, turn = run_and_write(core)
-    [store] = moved(turn)
+    release, store = moved(turn)
+    assert release == orders.Release("a", "")
     assert isinstance(store, orders.Store)
     core.recorded([wire.TaskRef(task_id="a", attempt=1)])
     turn = core.decide(now=2.0)
@@ -344,7 +347,7 @@ def test_a_restarted_agent_stages_again_what_had_not_run(tmp_path: Path) -> None
     again.add(ev.Restored(tasks, sorted(functions), has_leftovers=True))
     turn = again.decide(now=9.0)
     tidy, make = moved(turn)
-    assert tidy == orders.Tidy(("a",))
+    assert tidy == orders.Tidy(()), "only what tasks have written is not made again"
     assert isinstance(make, orders.Make)
     again.manager_registered("m", slots=2)
     again.progress("m", Progress(workers=2))

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from farcall_endpoint.staging.cache import Cache
+from farcall_endpoint.staging.movers import MoveError
 
 KILLED = """
 import hashlib, os, pathlib, signal, sys
@@ -64,6 +67,19 @@ def test_a_copy_that_a_killed_process_did_not_finish_is_none(tmp_path: Path) -> 
     with cache.using("", hashlib.sha256(b"first").hexdigest()) as found:
         assert found is None
     put(cache, 2, b"second")
+    cache.close()
+
+
+def test_where_removing_copies_is_not_enough_none_is_removed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "files", budget_bytes=8192)
+    held, free = put(cache, 1, b"held"), put(cache, 2, b"free")
+    with cache.using("", held) as found:
+        assert found is not None
+        (tmp_path / "task").hardlink_to(found[0])
+    with pytest.raises(MoveError) as error, cache.draft("", 3, 8192):
+        pass
+    assert error.value.missing_bytes == 4096
+    assert copies(tmp_path / "files") == {held, free}
     cache.close()
 
 

@@ -466,7 +466,7 @@ def test_while_others_have_files_the_youngest_gives_its_place_up_and_comes_back_
     driver.stage_in("old", IN)
     driver.stage_in("young", FileUse("s3://lab/raw/y"))
     old, young = driver.fetches()
-    driver.hear(orders.Failed(old.number, FULL))
+    driver.hear(orders.Failed(old.number, FULL, drafts=((young.number, 3),)))
     given = driver.given()
     assert orders.Cancel(young.number) in given
     assert orders.Remove("young", "") in given
@@ -476,6 +476,11 @@ def test_while_others_have_files_the_youngest_gives_its_place_up_and_comes_back_
     assert again.task_ids == ("old",)
     driver.fetched(again)
     assert driver.ready() == ["old"]
+    [young] = driver.fetches()
+    driver.hear(orders.Failed(young.number, FULL))
+    driver.given()
+    driver.hear(orders.Removed("young"))
+    assert driver.fetches() == [], "there is no room until a task ends"
     driver.plan.end("runs")
     driver.given()
     driver.hear(orders.Removed("runs"))

@@ -482,6 +482,10 @@ class AgentCore:
             else:
                 held.not_stored(task, each.error)
             self._has_changed = True
+        unstaged, staging.unstaged = staging.unstaged, []
+        for task_id in unstaged:
+            held.unstaged(task_id, now)
+            self._has_changed = True
 
     # -- spool ---------------------------------------------------------------------------------------------------------
 
@@ -504,7 +508,8 @@ class AgentCore:
             if self._held.restore(task, refused, now):
                 dispatched.append(task)
         if event.has_leftovers:
-            self._staging.restore([task.task_id for task in self._held.by_id.values() if task.files is not None])
+            # The files of others are staged again: until then their directories would hold copies that nobody counts.
+            self._staging.restore([task.task_id for task in self._held.by_id.values() if task.kept is not None])
         self._held.number_after(max((task.seq for task in event.tasks), default=0))
         reason = "the endpoint was stopped or died while it had the task"
         self._held.reconsider(dispatched, self.slots_hint, reason, now)

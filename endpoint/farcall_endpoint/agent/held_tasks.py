@@ -328,14 +328,35 @@ class HeldTasks:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _stage_in(self, task: Task, now: float) -> bool:
+    def _stage_in(self, task: Task, now: float, *, is_again: bool = False) -> bool:
         """Let the files of a task move to the endpoint; False if it has none that are not there."""
-        if task.files is None or task.is_staged or not (task.files.reads or task.files.writes):
+        if task.files is None or not (task.files.reads or task.files.writes):
+            return False
+        if task.is_staged:
+            self._staging.waits(task.task_id, now)
             return False
         task.stage = Stage.STAGING
         spec, is_sealed = task.spec, bool(task.answer_key)
-        self._staging.stage_in(task.task_id, spec.submitter, task.files, is_sealed=is_sealed, now=now, payer=spec.payer)
+        self._staging.stage_in(
+            task.task_id,
+            spec.submitter,
+            task.files,
+            is_sealed=is_sealed,
+            now=now,
+            payer=spec.payer,
+            is_again=is_again,
+        )
         return True
+
+    def unstaged(self, task_id: str, now: float) -> None:
+        """The files that a task reads are not on the endpoint any more: they are staged again before it runs."""
+        task = self.by_id.get(task_id)
+        if task is None or not task.is_staged:
+            return
+        task.is_staged, task.file_rows, task.node_files, task.contents = False, (), (), ()
+        if task.stage is Stage.QUEUED:
+            self._queue.take_out(task)
+            self._stage_in(task, now, is_again=True)
 
     def staged(self, task: Task, rows: Sequence[dict[str, Any]], *, no_nodes: str) -> None:
         """The files that a task reads are on the endpoint.
@@ -395,6 +416,8 @@ class HeldTasks:
         for task, manager_id in placed:
             task.stage, task.manager_id = Stage.DISPATCHED, manager_id
             task.starts += 1
+            if task.is_staged:
+                self._staging.started(task.task_id)
             turn.starts.append(task)
             turn.orders.setdefault(manager_id, []).append(task)
             self._transitions.enter(task, TaskState.WAITING_FOR_LAUNCH, now)
@@ -415,6 +438,8 @@ class HeldTasks:
     def retry(self, task: Task, finished: Finished, now: float) -> None:
         """The function raised, and its task runs again after a while."""
         self._retries.take_up(task, finished, now)
+        if task.is_staged:
+            self._staging.waits(task.task_id, now)
         if self._graphs.tasks:
             self._graphs.stopped(task)
         self.turn.starts.append(task)

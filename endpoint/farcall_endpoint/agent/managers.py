@@ -391,6 +391,15 @@ class TaskQueue:
             if not waiting:
                 del self.waiting[task.environment_key]
 
+    def take_out(self, task: Task) -> None:
+        """Take out a task that waits, and not for a manager any more."""
+        for queue in (self._latency, self._tasks):
+            if task in queue.of(task.share_of):
+                queue.remove(task.share_of, task)
+                break
+        if task.environment_key:
+            self.left(task)
+
     @property
     def others(self) -> int:
         """How many wait for the endpoint's default, as :meth:`__len__` counts."""

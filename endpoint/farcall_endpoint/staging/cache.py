@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from farcall_endpoint import outcomes
 from farcall_endpoint.staging.movers import MoveError
+from farcall_endpoint.staging.orders import taken_bytes
 from farcall_endpoint.worker.directories import name_of
 
 _SCHEMA: Final = """
@@ -45,7 +46,6 @@ _MOST_DEFAULT_BYTES: Final = 50 * 10**9
 _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
 """So much room a file of unknown size gets at a time."""
-_LEAST_BYTES: Final = 4096
 _MOST_URLS: Final = 100
 """Of one content: each signed URL is another one, and the budget does not count the index."""
 
@@ -87,7 +87,7 @@ class Cache:
             shutil.rmtree(drafts, ignore_errors=True)
         self._used: collections.Counter[str] = collections.Counter()  # bytes, by owner
         for owner, size_bytes in self._index.execute("SELECT owner, size_bytes FROM copies"):
-            self._used[owner] += _taken(size_bytes)
+            self._used[owner] += taken_bytes(size_bytes)
         self._index.execute("DELETE FROM payers WHERE owner NOT IN (SELECT owner FROM copies)")
         #: Of service accounts with copies, by owner.
         self._payers: dict[str, str] = dict(self._index.execute("SELECT owner, payer FROM payers").fetchall())
@@ -187,14 +187,14 @@ class Cache:
             # One statement: a copy that was in the index is there, also if this process ends, or the disk is full.
             row = (owner, sha256, *found, self._clock())
             self._index.execute("INSERT OR REPLACE INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._used[owner] += _taken(found.size_bytes) - (_taken(former[0]) if former else 0)
+            self._used[owner] += taken_bytes(found.size_bytes) - (taken_bytes(former[0]) if former else 0)
 
     def _drop(self, owner: str, sha256: str) -> None:
         with self._lock:
             self._path(owner, sha256).unlink(missing_ok=True)
             query = "DELETE FROM copies WHERE owner = ? AND sha256 = ? RETURNING size_bytes"
             for (size_bytes,) in self._index.execute(query, (owner, sha256)).fetchall():
-                self._used[owner] -= _taken(size_bytes)
+                self._used[owner] -= taken_bytes(size_bytes)
             self._index.execute("DELETE FROM urls WHERE owner = ? AND sha256 = ?", (owner, sha256))
 
     def unlink(self, directory: int, name: str) -> None:
@@ -252,9 +252,15 @@ class Cache:
                 raise MoveError(
                     outcomes.files_no_room(
                         f"this task's files and those of other tasks need more than {self.budget_bytes:,} bytes"
-                    )
+                    ),
+                    missing_bytes=excess,
                 )
             self._drafts[draft] = size_bytes
+
+    def drafts(self) -> tuple[tuple[int, int], ...]:
+        """The number and the room of each file on its way."""
+        with self._lock:
+            return tuple([(int(path.name), size_bytes) for path, size_bytes in self._drafts.items()])
 
     def make_room(self) -> bool:
         """The file system is full: remove all copies that no task has. Whether there were any."""
@@ -272,7 +278,8 @@ class Cache:
                     self._index.execute("INSERT OR REPLACE INTO payers VALUES (?, ?)", (owner, payer))
 
     def _evict(self, needed_bytes: int | None) -> int:
-        """Bytes that removing copies has given back."""
+        """Bytes that removing copies has given back; or could, if that is less than what is needed: then none is
+        removed."""
         chosen: list[tuple[str, str]] = []
         freed = 0
         # Not all rows are read: with many copies, that would take longer than the transfer that needs the room.
@@ -290,7 +297,7 @@ class Cache:
             row = oldest_first[owner].fetchone()
             if row is not None:
                 sha256, size_bytes = row
-                taken = 0 if self._is_needed(owner, sha256) else _taken(size_bytes)
+                taken = 0 if self._is_needed(owner, sha256) else taken_bytes(size_bytes)
                 if taken:
                     chosen.append((owner, sha256))
                 freed += taken
@@ -298,8 +305,9 @@ class Cache:
                 heapq.heappush(owners[payer], (of_owner + taken, owner))
             if owners[payer]:
                 heapq.heappush(by_bytes, (of_payer, payer))
-        for owner, sha256 in chosen:
-            self._drop(owner, sha256)
+        if needed_bytes is None or freed >= needed_bytes:
+            for owner, sha256 in chosen:
+                self._drop(owner, sha256)
         return freed
 
     def _is_needed(self, owner: str, sha256: str) -> bool:
@@ -335,11 +343,6 @@ class Cache:
 
     def _path(self, owner: str, sha256: str) -> Path:
         return self._directory / owner / sha256[:2] / sha256
-
-
-def _taken(size_bytes: int) -> int:
-    """What a file takes of the space: the number of small ones has a limit, too."""
-    return max(size_bytes, _LEAST_BYTES)
 
 
 def _name(submitter: str) -> str:

@@ -13,10 +13,16 @@ import msgspec
 from farcall_common.staged_files import FileUse
 
 _LENGTH_BYTES: Final = 4
+_LEAST_BYTES: Final = 4096
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pass
+
+
+def taken_bytes(size_bytes: int) -> int:
+    """What a file takes of the cache's budget: the number of small files has a limit, too."""
+    return max(size_bytes, _LEAST_BYTES)
 
 
 # -- agent to process --------------------------------------------------------------------------------------------------
@@ -75,6 +81,13 @@ class Remove(_Message, frozen=True):
     submitter: str
 
 
+class Release(_Message, frozen=True):
+    """Remove the files that a task has read; those that it has written stay. Answered by Released."""
+
+    task_id: str
+    submitter: str
+
+
 class Tidy(_Message, frozen=True):
     """Remove all directories of tasks' files but those of these tasks: an earlier agent has left them. Answered by
     Tidied."""
@@ -113,7 +126,7 @@ class Piece(_Message, frozen=True):
     problem: str = ""
 
 
-Order = Make | Fetch | Store | Cancel | Remove | Tidy | Ping | Piece
+Order = Make | Fetch | Store | Cancel | Remove | Release | Tidy | Ping | Piece
 
 
 # -- process to agent --------------------------------------------------------------------------------------------------
@@ -128,6 +141,12 @@ class Made(_Message, frozen=True):
 
 class Removed(_Message, frozen=True):
     """The directory of a task is gone."""
+
+    task_id: str
+
+
+class Released(_Message, frozen=True):
+    """The files that a task has read are gone."""
 
     task_id: str
 
@@ -154,10 +173,15 @@ class Stored(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """A transfer has failed. ``error``: the record, as JSON."""
+    """A transfer has failed. ``error``: the record, as JSON. If there was no room: ``missing_bytes`` are to become
+    free and ``budget_bytes`` are for all, 0 if that is unknown (a disk is full), and ``drafts`` has the number and the
+    room of each file on its way."""
 
     number: int
     error: dict[str, Any]
+    missing_bytes: int = 0
+    budget_bytes: int = 0
+    drafts: tuple[tuple[int, int], ...] = ()
 
 
 class Progress(_Message, frozen=True):
@@ -210,7 +234,9 @@ class PieceTaken(_Message, frozen=True):
 
 
 AboutPiece = PieceWanted | PieceUnreachable | PieceTaken
-Report = Made | Removed | Tidied | Fetched | Stored | Failed | Progress | CacheUse | Alive | Unusable | AboutPiece
+Report = (
+    Made | Removed | Released | Tidied | Fetched | Stored | Failed | Progress | CacheUse | Alive | Unusable | AboutPiece
+)
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -140,6 +140,15 @@ class StagedDirectories:
         with contextlib.suppress(OSError), self._staged(submitter) as staged:
             _remove(staged, name_of(task_id), on_read)
 
+    def remove_read(self, task_id: str, submitter: str, on_read: Callable[[int, str], None]) -> None:
+        """Remove what a task has read; ``on_read`` as for :meth:`remove`."""
+        with (
+            contextlib.suppress(OSError),
+            self._staged(submitter) as staged,
+            _below(staged, name_of(task_id)) as directory,
+        ):
+            _unlink_read(directory, on_read)
+
     def set_aside(self, keep: Collection[str]) -> None:
         """Rename the directories of all tasks but these, so that such a task may come again while they are removed."""
         kept = {name_of(task_id) for task_id in keep}
@@ -169,12 +178,17 @@ class StagedDirectories:
 
 
 def _remove(parent: int, task: str, on_read: Callable[[int, str], None]) -> None:
-    with contextlib.suppress(OSError), _below(parent, task) as directory, _below(directory, "r") as read:
+    with contextlib.suppress(OSError), _below(parent, task) as directory:
+        _unlink_read(directory, on_read)
+    remove_tree(task, below=parent)
+
+
+def _unlink_read(task: int, on_read: Callable[[int, str], None]) -> None:
+    with contextlib.suppress(OSError), _below(task, "r") as read:
         for number in os.listdir(read):  # noqa: PTH208 - of a descriptor
             with contextlib.suppress(OSError), _below(read, number) as place:
                 for name in os.listdir(place):  # noqa: PTH208
                     on_read(place, name)
-    remove_tree(task, below=parent)
 
 
 @contextlib.contextmanager

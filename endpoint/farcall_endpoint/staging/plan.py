@@ -27,7 +27,8 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import NodeFile
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.orders import Order, Report
+from farcall_endpoint.staging.orders import Order, Report, taken_bytes
+from farcall_endpoint.staging.room import Room
 
 MOST_ROWS: Final = 100
 """Of tasks in a report."""
@@ -44,8 +45,7 @@ _STORE_RETRY_S: Final = 900.0
 """The same for a file that is stored: with it the work of a task would be lost."""
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
-_ROOM_WAIT_S: Final = 60.0
-"""So long tasks wait for room at most, until it is tried whether there is some."""
+_GAVE_WAY: Final = "there is no room for its files, while those of others need it"
 STAGED: Final = frozenset({"az", "gs", "http", "https", "s3"})
 _MISSING: Final = {
     "globus": "it has no Globus collection (files.globus)",
@@ -129,7 +129,8 @@ def with_rows(details: dict[str, Any] | None, rows: Sequence[dict[str, Any]]) ->
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Staged:
-    """A task whose files move. ``left``: the transfers of files that are not there yet, by their number in the list.
+    """A task whose files move. ``number``: of its payer's, those that came before have lower ones. ``left``: the
+    transfers of files that are not there yet, by their number in the list.
     ``since``: when it began."""
 
     task_id: str
@@ -139,6 +140,7 @@ class _Staged:
     is_sealed: bool
     since: float
     payer: str = ""
+    number: int = 0
     is_active: bool = False
     is_making: bool = False
     left: dict[int, _Transfer] = dataclasses.field(default_factory=dict)
@@ -164,7 +166,7 @@ class _Staged:
 class _Transfer:
     """A file that waits or is on its way, for these tasks and their numbers of it. ``late``: those that came after its
     look-up began. ``started_at``: None while it waits, in the queue if ``is_queued``. ``failed_at``: for the first
-    time, since it succeeded last."""
+    time, since it succeeded last. ``missing_bytes``: for which there was no room when it was tried last."""
 
     number: int
     submitter: str
@@ -177,6 +179,7 @@ class _Transfer:
     failed_at: float | None = None
     heard_at: float = 0.0
     bytes_done: int = 0
+    missing_bytes: int = 0
     is_queued: bool = False
 
     @property
@@ -201,8 +204,8 @@ class FilesMoved:
 
 
 class Staging:
-    """All transfers of an agent. What has changed is noted in ``orders``, ``outcomes`` and ``failures``; their taker
-    clears them.
+    """All transfers of an agent. What has changed is noted in ``orders``, ``outcomes``, ``unstaged`` and ``failures``;
+    their taker clears them.
 
     :param max_transfers: at a time; those of ``batch_schemes`` do not count, their service has its own limits.
     :param silence_s: a transfer without progress for so long fails, one that takes longer than ``limit_s`` in all, too.
@@ -236,7 +239,8 @@ class Staging:
         self._for_nodes = for_nodes
         self._jitter = jitter
         self._tasks: dict[str, _Staged] = {}
-        self._inactive: dict[str, collections.deque[_Staged]] = {}  # by payer
+        #: By payer; those whose files are stored need no room, and wait for none.
+        self._waiting: dict[Direction, dict[str, collections.deque[_Staged]]] = {IN: {}, OUT: {}}
         self._active: collections.Counter[str] = collections.Counter()  # files, by payer
         self._copies: dict[tuple[str, FileUse], _Transfer] = {}  # of files that are read
         self._by_number: dict[int, _Transfer] = {}
@@ -246,16 +250,19 @@ class Staging:
         self._taken = 0  # of these, those that came from the queue
         self._retries: list[tuple[float, int]] = []
         self._numbers = itertools.count(1)
-        #: Tasks with a directory, by id: their submitter.
-        self._places: dict[str, str] = {}
-        self._removing: dict[str, str] = {}
+        self._task_numbers = itertools.count(1)
+        self._unstaged: dict[str, int] = {}  # numbers, by task
+        self._room = Room()
+        self._removing: dict[str, str] = {}  # submitters, by task
         self._tidying: orders.Tidy | None = None
         self._losses = 0  # of processes that have not reported anything
-        self._no_room_until: float | None = None
+        self._now = 0.0
         #: Instructions for the transfer process.
         self.orders: list[Order] = []
         #: What has become of tasks.
         self.outcomes: list[FilesMoved] = []
+        #: Tasks without a worker whose files are not there any more, as others need the room.
+        self.unstaged: list[str] = []
         #: For the log: what failed, one line for each file.
         self.failures: list[str] = []
 
@@ -268,7 +275,7 @@ class Staging:
     @property
     def is_busy(self) -> bool:
         """Whether there is something for :meth:`tick`, or for the taker of what has changed."""
-        return bool(self._tasks or self.orders or self.outcomes or self.failures)
+        return bool(self._tasks or self.orders or self.outcomes or self.unstaged or self.failures)
 
     def read(self, payload: Bytes) -> tuple[FileList, memoryview] | ErrorRecord:
         """See :func:`read_files`."""
@@ -310,8 +317,8 @@ class Staging:
     def next_deadline(self) -> float | None:
         """When :meth:`tick` may have something to do."""
         deadlines = [self._retries[0][0]] if self._retries else []
-        if self._no_room_until is not None:
-            deadlines.append(self._no_room_until)
+        if (at := self._room.next_deadline(self._now)) is not None:
+            deadlines.append(at)
         deadlines += [self._due_at(each) for each in self._on_way.values()]
         return min(filter(math.isfinite, deadlines), default=None)
 
@@ -329,39 +336,75 @@ class Staging:
         self.orders.append(self._tidying)
 
     def stage_in(
-        self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float, payer: str = ""
+        self,
+        task_id: str,
+        submitter: str,
+        files: FileList,
+        *,
+        is_sealed: bool,
+        now: float,
+        payer: str = "",
+        is_again: bool = False,
     ) -> None:
         """Copy what a task reads, and make a place for what it writes.
 
         :param payer: the creator of a service account, whose budget has its files; empty: the submitter.
+        :param is_again: whether it was in ``unstaged``: then it comes before the others of its payer.
         """
-        self._add(_Staged(task_id, submitter, files, IN, is_sealed, now, payer))
+        task = _Staged(task_id, submitter, files, IN, is_sealed, now, payer)
+        if is_again:
+            task.problem, task.number = _GAVE_WAY, self._unstaged.pop(task_id, 0)
+            self._put_back(task)
+        else:
+            self._room.came(task.share_of, now)
+            self._add(task)
+
+    def started(self, task_id: str) -> None:
+        """A task has a worker: it keeps its files."""
+        self._room.started(task_id)
+
+    def waits(self, task_id: str, now: float) -> None:
+        """A task waits for a worker again."""
+        self._room.waits(task_id, now)
 
     def stage_out(
         self, task_id: str, submitter: str, files: FileList, *, is_sealed: bool, now: float, payer: str = ""
     ) -> None:
         """Store what a task has written; see :meth:`stage_in`."""
-        self._places[task_id] = submitter
-        self._add(_Staged(task_id, submitter, files, OUT, is_sealed, now, payer))
+        task = _Staged(task_id, submitter, files, OUT, is_sealed, now, payer)
+        if self._room.store(task_id, submitter, task.share_of, now):
+            self.orders.append(orders.Release(task_id, submitter))
+        self._add(task)
 
     def _add(self, task: _Staged) -> None:
+        task.number = next(self._task_numbers)
         self._tasks[task.task_id] = task
-        self._inactive.setdefault(task.share_of, collections.deque()).append(task)
+        self._waiting[task.direction].setdefault(task.share_of, collections.deque()).append(task)
+
+    def _put_back(self, task: _Staged) -> None:
+        self._room.came(task.share_of, self._now)
+        self._tasks[task.task_id] = task
+        waiting = self._waiting[task.direction].setdefault(task.share_of, collections.deque())
+        before = itertools.takewhile(lambda each: each.number < task.number, waiting)
+        waiting.insert(sum(1 for _ in before), task)
 
     def end(self, task_id: str) -> None:
         """A task has ended, or is not needed any more: of its files only the copies in the cache stay."""
         task = self._tasks.pop(task_id, None)
         if task is not None:
             self._stop(task)
+            self._room.end(task_id, task.share_of)
+        else:
+            self._room.end(task_id)
+            self._unstaged.pop(task_id, None)
         self._remove(task_id)
 
     def _stop(self, task: _Staged) -> None:
         """Nothing moves for a task any more."""
         if not task.is_active:
-            waiting = self._inactive[task.share_of]
-            waiting.remove(task)
-            if not waiting:
-                del self._inactive[task.share_of]
+            waiting = self._waiting[task.direction]
+            waiting[task.share_of].remove(task)
+            self._drop_if_empty(task.share_of, waiting)
             return
         self._no_longer_active(task)
         task.is_active = task.is_making = False
@@ -375,29 +418,34 @@ class Staging:
                 self._forget(transfer)
         task.left.clear()
 
-    def _remove(self, task_id: str) -> None:
-        if (submitter := self._places.pop(task_id, None)) is not None:
+    def _drop_if_empty(self, payer: str, waiting: dict[str, collections.deque[_Staged]]) -> None:
+        if not waiting[payer]:
+            del waiting[payer]
+            if waiting is self._waiting[IN]:
+                self._room.all_began(payer)
+
+    def _remove(self, task_id: str, *, gives_way: bool = False) -> None:
+        if (submitter := self._room.leave(task_id, gives_way=gives_way)) is not None:
             self._removing[task_id] = submitter
             self.orders.append(orders.Remove(task_id, submitter))
 
     def _activate(self, now: float) -> None:
-        if self._no_room_until is not None:
-            if now < self._no_room_until:
-                return
-            self._no_room_until = None
-        for payer, waiting in list(self._inactive.items()):
-            while waiting and self._may_activate(waiting[0]):
-                task = waiting.popleft()
-                self._active[payer] += task.count
-                task.is_active, task.done, task.done_bytes = True, 0, 0
-                task.rows.clear()
-                task.contents.clear()
-                if task.direction == IN:
-                    self._make(task)
-                else:
-                    self._move(task)
-            if not waiting:
-                del self._inactive[payer]
+        stored, staged = self._waiting[OUT], self._waiting[IN]
+        for payer in list(stored):
+            while stored[payer] and self._may_activate(stored[payer][0]):
+                self._move(self._activated(stored[payer].popleft()))
+            self._drop_if_empty(payer, stored)
+        for payer in self._room.in_order(staged, now) if staged else ():
+            while staged[payer] and self._may_activate(staged[payer][0]) and self._room.may_begin(payer):
+                self._make(self._activated(staged[payer].popleft()), now)
+            self._drop_if_empty(payer, staged)
+
+    def _activated(self, task: _Staged) -> _Staged:
+        self._active[task.share_of] += task.count
+        task.is_active, task.done, task.done_bytes = True, 0, 0
+        task.rows.clear()
+        task.contents.clear()
+        return task
 
     def _may_activate(self, task: _Staged) -> bool:
         if task.task_id in self._removing:  # its former directory goes first
@@ -409,9 +457,10 @@ class Staging:
         if not self._active[task.share_of]:
             del self._active[task.share_of]
 
-    def _make(self, task: _Staged) -> None:
+    def _make(self, task: _Staged, now: float) -> None:
         task.is_making = True
-        self._places[task.task_id] = task.submitter
+        if task.task_id not in self._room:
+            self._room.begin(task.task_id, task.number, task.submitter, task.share_of, now)
         uses = task.files.uses() if task.files.writes else []
         writes = tuple([use.url for _, use in uses if use.mode == "w"])
         self.orders.append(orders.Make(task.task_id, task.submitter, writes))
@@ -438,6 +487,8 @@ class Staging:
 
     def _done(self, task: _Staged) -> None:
         del self._tasks[task.task_id]
+        if task.direction == IN:
+            self._room.staged(task.task_id, self._now)
         self._no_longer_active(task)
         moved = FilesMoved(task.task_id, task.direction, rows=tuple(task.rows), contents=tuple(task.contents))
         self.outcomes.append(moved)
@@ -445,12 +496,14 @@ class Staging:
     def _fail(self, task: _Staged, record: ErrorRecord) -> None:
         del self._tasks[task.task_id]
         self._stop(task)
+        self._room.end(task.task_id, task.share_of)
         self.outcomes.append(FilesMoved(task.task_id, task.direction, record))
 
     # -- transfers -----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Do what is due: retries, limits of time, and the start of transfers."""
+        self._now = now
         while self._retries and self._retries[0][0] <= now:
             if (retried := self._by_number.get(heapq.heappop(self._retries)[1])) is not None:
                 self._enqueue(retried)
@@ -460,8 +513,7 @@ class Staging:
                 limit_s = self._silence_s if is_silent or self._limit_s is None else self._limit_s
                 self.orders.append(orders.Cancel(transfer.number))
                 self._failed(transfer, outcomes.file_timeout(shown(transfer.use.url), limit_s), now)
-        if self._inactive:
-            self._activate(now)
+        self._activate(now)
         batches, self._batches = self._batches, []
         for transfer in batches:
             transfer.is_queued = False
@@ -494,6 +546,7 @@ class Staging:
 
     def _start(self, transfer: _Transfer, now: float) -> None:
         transfer.started_at = transfer.heard_at = now
+        transfer.missing_bytes = 0
         self._on_way[transfer.number] = transfer
         task_ids = tuple([task.task_id for task, _ in transfer.tasks])
         if transfer.use.mode == "r":
@@ -540,6 +593,7 @@ class Staging:
 
     def handle(self, report: Report, now: float) -> None:
         """The transfer process reports."""
+        self._now = now
         if not isinstance(report, orders.Alive | orders.Unusable):
             self._losses = 0
         match report:
@@ -547,8 +601,11 @@ class Staging:
                 self._made(report)
             case orders.Removed(task_id=task_id):
                 self._removing.pop(task_id, None)
-                if task_id not in self._tasks:  # it has ended: there may be room now
-                    self._no_room_until = None
+                self._room.removed(task_id)
+                if task_id not in self._tasks:  # it has ended
+                    self._room.room_came()
+            case orders.Released():
+                self._room.room_came()
             case orders.Tidied():
                 self._tidying = None
             case orders.Fetched() | orders.Stored():
@@ -556,7 +613,7 @@ class Staging:
                     self._moved(moved, report)
             case orders.Failed(number=number, error=error):
                 if (failed := self._on_way.get(number)) is not None:
-                    self._failed(failed, ErrorRecord.from_json(error), now)
+                    self._failed(failed, ErrorRecord.from_json(error), now, report)
             case orders.Progress(transfers=transfers):
                 for number, bytes_done in transfers:
                     moving = self._on_way.get(number)
@@ -568,6 +625,7 @@ class Staging:
     def process_lost(self, reason: str, now: float) -> None:
         """The transfer process has ended; another one gets the orders that it has not answered, unless several have
         ended before they could begin."""
+        self._now = now
         self._losses += 1
         making = [task for task in self._tasks.values() if task.is_making]
         if self._losses >= _TRIES:
@@ -579,7 +637,7 @@ class Staging:
         for transfer in list(self._on_way.values()):
             self._failed(transfer, outcomes.file_unreachable(shown(transfer.use.url), reason), now)
         for task in making:
-            self._make(task)
+            self._make(task, now)
         self.orders += [orders.Remove(task_id, submitter) for task_id, submitter in self._removing.items()]
 
     def _made(self, report: orders.Made) -> None:
@@ -609,8 +667,11 @@ class Staging:
         if self._for_nodes and transfer.use.mode == "r":
             place = place_of("", transfer.use.url, "r").removeprefix("/r/")
             content = NodeFile(place, report.sha256, report.size_bytes)
+        taken = taken_bytes(report.size_bytes)
         for task, number in served:
             del task.left[number]
+            if task.direction == IN:
+                self._room.add(task.task_id, report.sha256, taken)
             task.done += 1
             task.done_bytes += report.size_bytes
             task.problem = ""
@@ -621,13 +682,20 @@ class Staging:
             if not task.left:
                 self._done(task)
 
-    def _failed(self, transfer: _Transfer, record: ErrorRecord, now: float) -> None:
+    def _failed(
+        self, transfer: _Transfer, record: ErrorRecord, now: float, report: orders.Failed | None = None
+    ) -> None:
         """A transfer on its way has failed: it is tried again, or its tasks fail."""
         is_offline = record.code == outcomes.file_endpoint_offline.code
         if not is_offline or transfer.failed_at is None:  # of what lasts, one line
             self.failures.append(record.message)
         has_no_room = record.code == outcomes.files_no_room.code
-        if has_no_room and self._make_room(transfer, record, now):
+        if (
+            report is not None
+            and has_no_room
+            and transfer.use.mode == "r"
+            and self._make_room(transfer, report, record.message, now)
+        ):
             return
         if transfer.failed_at is None:
             transfer.failed_at = now
@@ -650,21 +718,42 @@ class Staging:
         self._stopped(transfer)
         heapq.heappush(self._retries, (at, transfer.number))
 
-    def _make_room(self, transfer: _Transfer, record: ErrorRecord, now: float) -> bool:
-        """While other tasks have files here, one that has not run gives its place up, and waits until one has ended:
-        the youngest, so that the oldest continues. False if there are no others."""
-        active = [each for each in self._tasks.values() if each.is_active and each.direction == IN]
-        if len(self._places) < 2 or not active:
-            return False
-        youngest = active[-1]
-        self._no_room_until = now + _ROOM_WAIT_S
-        if any(task is not youngest for task, _ in transfer.tasks):
-            transfer.tasks = [each for each in transfer.tasks if each[0] is not youngest]
-            for number in [number for number, each in youngest.left.items() if each is transfer]:
-                del youngest.left[number]
-            self._retry(transfer, record.message, now + _FIRST_WAIT_S)
-        self._stop(youngest)
-        youngest.problem = record.message
-        self._remove(youngest.task_id)
-        self._inactive.setdefault(youngest.share_of, collections.deque()).appendleft(youngest)
+    def _make_room(self, transfer: _Transfer, report: orders.Failed, problem: str, now: float) -> bool:
+        """While other tasks have files here, some that have no worker give way, or the tasks of this transfer wait.
+        False if there are no others."""
+        drafts: dict[str, int] = {}
+        for number, size_bytes in report.drafts:
+            moving = self._on_way.get(number)
+            if moving is not None and moving.tasks and moving.use.mode == "r":
+                task_id = moving.tasks[0][0].task_id
+                drafts[task_id] = drafts.get(task_id, 0) + taken_bytes(size_bytes)
+        waiting = {task.task_id: task for task, _ in transfer.tasks}
+        transfer.missing_bytes = max(1, report.missing_bytes)
+        missing = {each.number: each.missing_bytes for task in waiting.values() for each in task.left.values()}
+        lack = self._room.lacks(
+            waiting, sum(missing.values()), budget_bytes=report.budget_bytes, drafts=drafts, now=now
+        )
+        if lack is None:
+            if self._tidying is not None:  # what an earlier agent left goes
+                self._retry(transfer, problem, now + _FIRST_WAIT_S)
+            return self._tidying is not None
+        for task_id in lack.give_way:
+            self._give_way(task_id, _GAVE_WAY)
+        if lack.tries_again:
+            self._retry(transfer, problem, now + _FIRST_WAIT_S)
+        else:
+            for task_id in reversed(waiting):
+                self._give_way(task_id, problem)
         return True
+
+    def _give_way(self, task_id: str, problem: str) -> None:
+        """A task without a worker loses its files, and waits to be staged again."""
+        task = self._tasks.get(task_id)
+        if task is None:
+            self.unstaged.append(task_id)
+            self._unstaged[task_id] = self._room.number_of(task_id)
+        else:
+            self._stop(task)
+            task.problem = problem
+            self._put_back(task)
+        self._remove(task_id, gives_way=True)

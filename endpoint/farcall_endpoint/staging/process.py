@@ -110,6 +110,8 @@ class Transfers:
                 self._to_make.put(lambda: self._make(order))
             case orders.Remove():
                 self._to_remove.put(lambda: self._remove(order))
+            case orders.Release():
+                self._to_remove.put(lambda: self._release(order))
             case orders.Tidy():
                 self._to_make.put(lambda: self._tidy(order))
             case orders.Piece():
@@ -141,6 +143,10 @@ class Transfers:
         with self._lock:
             self._linked.pop(order.task_id, None)
         self._report(orders.Removed(order.task_id))
+
+    def _release(self, order: orders.Release) -> None:
+        self._places.remove_read(order.task_id, order.submitter, self._cache.unlink)
+        self._report(orders.Released(order.task_id))
 
     def _tidy(self, order: orders.Tidy) -> None:
         self._places.set_aside(order.task_ids)  # before the directory of another task is made
@@ -231,9 +237,12 @@ class Transfers:
 
     def _failure(self, order: orders.Fetch | orders.Store, error: Exception) -> Report:
         record = self._record(shown(order.use.url), error)
-        if record.code == outcomes.files_no_room.code:
-            record = self._too_large(order.number) or record
-        return orders.Failed(order.number, record.to_json())
+        if record.code != outcomes.files_no_room.code:
+            return orders.Failed(order.number, record.to_json())
+        record = self._too_large(order.number) or record
+        missing_bytes = error.missing_bytes if isinstance(error, MoveError) else 0
+        budget_bytes = self._cache.budget_bytes if missing_bytes else 0
+        return orders.Failed(order.number, record.to_json(), missing_bytes, budget_bytes, self._cache.drafts())
 
     def _too_large(self, number: int) -> ErrorRecord | None:
         """Why there can be no room for a file: its task alone has more than all of it."""

@@ -32,11 +32,12 @@ _SETTLED: Final = datetime.timedelta(seconds=2)
 
 class MoveError(Exception):
     """A file cannot be moved. ``record``: one of ``outcomes.file_*``, whose ``retryable`` says whether the plan tries
-    again."""
+    again. ``missing_bytes``: what is to become free, if there is no room in the cache."""
 
-    def __init__(self, record: ErrorRecord) -> None:
+    def __init__(self, record: ErrorRecord, *, missing_bytes: int = 0) -> None:
         super().__init__(record.message)
         self.record = record
+        self.missing_bytes = missing_bytes
 
 
 class MoveCancelled(Exception):
