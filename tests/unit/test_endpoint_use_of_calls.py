@@ -9,8 +9,12 @@ import pytest
 from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.graphs import Input, Stage
 from farcall_common.task_options import TaskOptions
-from farcall_common.wire import TaskState
+from farcall_common.wire import TaskResults, TaskState
+from farcall_endpoint.agent import actions as do
 from farcall_endpoint.agent import events as ev
+from farcall_endpoint.agent.reports import messages_of
+from farcall_endpoint.agent.tasks import Stage as At
+from farcall_endpoint.agent.tasks import TaskResult
 from farcall_endpoint.manager.events import Job, LimitExceeded, PacketsReceived
 from farcall_endpoint.protocol import CancelTasks, Died, Finished, GraphProgress, Progress, TaskOrder, Used
 from farcall_endpoint.worker.channel import Call, Calls, Done, DropCalls, Waits
@@ -314,12 +318,30 @@ def test_details_that_a_task_forges_are_no_usage() -> None:
     assert (task.earlier_run_s, task.earlier_calls) == (1.0, 0)
 
 
-def test_a_result_that_cannot_be_uploaded_keeps_what_was_used() -> None:
+@pytest.mark.parametrize("reason", ["too large", "not stored", "cancelled while storing", "not uploaded"])
+def test_a_result_in_place_of_another_one_keeps_what_was_used(reason: str) -> None:
     core = connected()
     [task] = send(core, spec("a")).accepted
     details = {"stage_calls": 2, "stage_run_s": 30.0}
-    big = Finished("a", TaskState.SUCCESS, 0, None, 1.0, 2.0, details)
-    core.progress("m", Progress(workers=2, finished=(big,)), [bytes(2**20)])
-    core.decide(now=2.0)
-    core.core._held.upload_failed(task, "the quota is used up", retryable=False, now=3.0)
-    assert ended_with(core, now=3.0) == details
+    held, record = core.core._held, ErrorRecord("X", "no", fault=Fault.PEER)
+    if reason in ("not stored", "cancelled while storing"):
+        task.kept, task.stage = TaskResult(TaskState.SUCCESS, details=details), At.STAGING_OUT
+        if reason == "not stored":
+            held.not_stored(task, record)
+        else:
+            held.cancel(["a"])
+    else:
+        long = {"message": "m" * (5 * 2**20 if reason == "too large" else 1)}
+        done = Finished("a", TaskState.FAILED, 0, long, 1.0, 2.0, details)
+        core.progress("m", Progress(workers=2, finished=(done,)), [bytes(2**20)])
+        core.decide(now=2.0)
+        if reason == "not uploaded":
+            held.upload_failed(task, "the quota is used up", retryable=False, now=3.0)
+    if reason == "too large":
+        assert task.result is not None
+        task.result.sha256 = ""
+        [message] = messages_of(do.ReportResults([task]), body=lambda _: b"")
+        assert isinstance(message.message, TaskResults)
+        assert message.message.results[0].details == details
+    else:
+        assert ended_with(core, now=3.0) == details
