@@ -23,6 +23,7 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_common.errors import DeserializationError, PayloadTooLarge
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
+from farcall_common.retries import EARLIER_RUN_S
 from farcall_common.task_options import Callee, TaskOptions
 
 PREFIX: Final = b"gr\n"
@@ -234,15 +235,17 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 STAGES: Final = "stages"
 """In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
 STAGE_CALLS: Final = "stage_calls"
-"""Likewise, how many calls ended, all together and those of stages that are not among ``stages``, too, with the calls
-that these made; without it, those of ``stages``."""
+"""Likewise, how often calls ran, all together and those of stages that are not among ``stages``, too, with the calls
+that these made; without it, those of ``stages`` that ended."""
 STAGE_RUN_S: Final = "stage_run_s"
-"""Likewise, the seconds that they ran, with those of the task's own function if it has one; without it, those of
-``stages``."""
+"""Likewise, the seconds that they had places, also those that were stopped, with those of the task's own function if it
+has one; without it, those of ``stages``."""
 VALUES: Final = "values"
 """Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
 DETAILS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
 """What the details of a result have of a graph."""
+DETAILS_OF_USAGE: Final = frozenset({EARLIER_RUN_S, STAGE_CALLS, STAGE_RUN_S})
+"""Details that change what a task has used."""
 
 STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", "skipped"})
 """States of a stage."""

@@ -235,6 +235,19 @@ class Ping(_Message, frozen=True):
     """Heartbeat of the agent. A manager without messages for too long stops."""
 
 
+class Used(_Part, frozen=True):
+    """Use of a task or a call, with the calls that it has made: seconds that they had places by the clock of their
+    managers, all together; how many ``calls`` have had one; and how many ``places`` they have now."""
+
+    run_s: float = 0.0
+    calls: int = 0
+    places: int = 0
+
+    def after(self, seconds: float) -> Used:
+        """The use after some more seconds, if nothing has changed."""
+        return Used(self.run_s + self.places * max(0.0, seconds), self.calls, self.places)
+
+
 class Started(_Part, frozen=True):
     """A task is running for long enough to be reported."""
 
@@ -243,7 +256,8 @@ class Started(_Part, frozen=True):
 
 
 class Died(_Part, frozen=True):
-    """The worker that ran a task is gone. The agent decides whether the task may be started again."""
+    """The worker that ran a task is gone. The agent decides whether the task may be started again. ``used``: of a task
+    that has made calls, and of a call of another manager; None if that is not known."""
 
     task_id: str
     reason: str
@@ -251,6 +265,7 @@ class Died(_Part, frozen=True):
     stderr_tail: str = ""
     printed: Printed | None = None
     output: bytes = b""
+    used: Used | None = None
 
 
 class TakeCalls(_Message, frozen=True):
@@ -298,7 +313,8 @@ class RunCalls(_Message, frozen=True):
 
 class CallEnd(_Part, frozen=True):
     """How a call has ended. The ``parts`` of its value, or of what was raised, are so many bodies from ``first`` on;
-    the tails of what it ``printed`` are in the body behind them. ``pid``, ``node``: of its worker."""
+    the tails of what it ``printed`` are in the body behind them. ``pid``, ``node``: of its worker. ``used``: with the
+    calls that it has made."""
 
     number: int
     task_id: str
@@ -312,17 +328,20 @@ class CallEnd(_Part, frozen=True):
     printed: Printed | None = None
     pid: int = 0
     node: str = ""
+    used: Used = Used()
 
 
 class CallNews(_Message, frozen=True):
     """News of calls that another manager runs, on their way to the agent, and from there to their home. By the agent's
     numbers, those that have ``started``, and whose worker ``died``. ``returned``: the ids of calls that have not
-    started and come back."""
+    started and come back. ``used``: the ids of calls that make calls, with what they have used up to now; each call at
+    most every quarter of a second."""
 
     ended: tuple[CallEnd, ...] = ()
     died: tuple[tuple[int, Died], ...] = ()
     started: tuple[tuple[int, Started], ...] = ()
     returned: tuple[str, ...] = ()
+    used: tuple[tuple[int, str, Used], ...] = ()
 
 
 class ManagerGone(_Message, frozen=True):
@@ -490,10 +509,11 @@ class OutputRead(_Message, frozen=True):
 
 class GraphProgress(_Part, frozen=True):
     """How the stages of a task are now, and the calls that it has made while it runs: at most
-    :data:`farcall_common.graphs.MAX_STATES`."""
+    :data:`farcall_common.graphs.MAX_STATES`. ``used``: up to now, in case that the manager is lost."""
 
     task_id: str
     stages: tuple[StageState, ...]
+    used: Used = Used()
 
 
 class ReportedProgress(_Part, frozen=True):

@@ -207,6 +207,72 @@ def test_calls_elsewhere_end_with_their_graph(endpoint: EndpointProcess, tmp_pat
     assert [each.value for each in endpoint.cloud.ends(tasks)] == [8, 9]
 
 
+def work(number: int, path: str) -> None:
+    """Write down for how many seconds it has run, for ever."""
+    import time
+    from pathlib import Path
+
+    began = time.monotonic()
+    while True:
+        Path(path, f"{number}.new").write_text(str(time.monotonic() - began))
+        Path(path, f"{number}.new").rename(Path(path, f"{number}.seconds"))
+        time.sleep(0.01)
+
+
+def leave(path: str, how: str) -> None:
+    """Make calls that run for a second, one of them on another node, and end without waiting for them."""
+    import os
+    import time
+    from pathlib import Path
+
+    from farcall import current
+
+    def work(number: int) -> None:
+        import time
+        from pathlib import Path
+
+        began = time.monotonic()
+        while True:
+            Path(path, f"{number}.new").write_text(str(time.monotonic() - began))
+            Path(path, f"{number}.new").rename(Path(path, f"{number}.seconds"))
+            time.sleep(0.01)
+
+    calls = [current().submit(work, number) for number in range(2)]
+    seen = Path(path)
+    while sum(float(each.read_text()) > 1.0 for each in seen.glob("*.seconds")) < 1:
+        time.sleep(0.01)
+    if how == "exit":
+        os._exit(3)
+    if how == "drop":
+        for each in calls:
+            each.cancel()
+
+
+def seconds(path: Path) -> list[float]:
+    """For how many seconds the calls have run."""
+    return [float(each.read_text()) for each in path.glob("*.seconds")]
+
+
+def test_what_stopped_calls_have_used_counts_for_their_graph(endpoint: EndpointProcess, tmp_path: Path) -> None:
+    task_id = endpoint.cloud.submit_graph([numbers, work], fan_out(endpoint, 2, str(tmp_path)))
+    wait_until(lambda: len(seconds(tmp_path)) == 2 and min(seconds(tmp_path)) > 1.0)
+    used_s = sum(seconds(tmp_path))
+    endpoint.cloud.cancel(task_id)
+    details = endpoint.cloud.end(task_id).spec.details
+    assert details["stage_calls"] == 3
+    assert details["stage_run_s"] > 0.9 * used_s
+
+
+@pytest.mark.parametrize("how", ["return", "drop", "exit"])
+def test_what_stopped_calls_have_used_counts_for_the_task_that_has_made_them(
+    endpoint: EndpointProcess, tmp_path: Path, how: str
+) -> None:
+    ended = endpoint.cloud.end(endpoint.cloud.submit(leave, str(tmp_path), how, max_attempts=1))
+    assert ended.state is (TaskState.FAILED if how == "exit" else TaskState.SUCCESS)
+    assert ended.spec.details["stage_calls"] == 1
+    assert ended.spec.details["stage_run_s"] > 1.9, "its own and that of its call"
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_the_death_of_a_manager_is_the_death_of_its_calls(tmp_path: Path, once: bool) -> None:
     with running_endpoint(tmp_path / "home", workers=1, engine=TWO) as endpoint:

@@ -266,6 +266,32 @@ def test_an_end_that_is_known_early_waits_for_the_one_before() -> None:
     assert not sim.killed
 
 
+def test_a_call_that_waits_in_its_worker_for_a_value_has_used_nothing() -> None:
+    sim = started(slots=2)
+    sim.submit(*chain(2), spread=True)
+    first = next(number for number in sim.workers if sim.can_begin(number))
+    sim.begin(first)
+    sim.now += 10.0
+    sim.end(first)  # its word is under way
+    other = 1 - first
+    assert sim.can_begin(other)
+    sim.begin(other)
+    sim.end(other)
+    sim.handle(*sim._words(other))
+    sim.run()
+    [finished] = sim.progress().finished
+    assert finished.details is not None
+    assert finished.details["stage_calls"] == 2
+    assert finished.details["stage_run_s"] == pytest.approx(10.0, abs=0.1)
+    sim.submit(*chain(2), name="h", spread=True)
+    sim.begin(next(number for number in sim.workers if sim.can_begin(number)))
+    sim.now += 10.0
+    sim.handle(CancelTasks(("h",)))
+    [finished] = sim.progress().finished
+    assert finished.details is not None
+    assert (finished.details["stage_calls"], finished.details["stage_run_s"]) == (1, 10.0)
+
+
 def test_a_value_that_gets_lost_on_its_way_holds_nothing_for_long() -> None:
     sim = started(slots=2)
     sim.submit(*chain(3), spread=True)

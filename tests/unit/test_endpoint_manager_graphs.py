@@ -134,6 +134,7 @@ def test_the_calls_of_all_stages_are_counted_of_a_graph_with_more_than_are_told(
     rig = rig_of()
     start(rig, *[Stage(0, f"s{n}", () if n == 0 else (Input(n - 1, (0,)),)) for n in range(count)])
     for _ in range(count):
+        rig.now += 0.5
         end(rig, b"v")
     finished = only(rig)
     assert finished.details is not None

@@ -245,7 +245,10 @@ def test_too_large_details_are_dropped() -> None:
     filler = MAX_DETAILS - len(json.dumps({"text": ""}))
     assert clean_details({"text": "x" * filler}, now=NOW) == {"text": "x" * filler}
     assert clean_details({"text": "x" * (filler + 1)}, now=NOW) == {}
-    assert clean_details({str(number): "x" * 1000 for number in range(100)}, now=NOW) == {}
+    long = {str(number): "x" * 1000 for number in range(100)}
+    assert clean_details(long, now=NOW) == {}
+    used: dict[str, Any] = {"earlier_run_s": 5.0, "stage_calls": 2, "stage_run_s": 3.0}
+    assert clean_details(long | used, now=NOW) == used, "a task cannot make what it has used too long"
 
 
 @pytest.mark.parametrize("transitions", ["x", 5, ["a", 1], None, {"a": "soon", "b": True, "c": [], "d": math.nan}])

@@ -121,7 +121,11 @@ class UsageSuite:
     def test_calls_of_a_graph_run_no_longer_than_since_the_submit_each(self, records: Records) -> None:
         run(records, "t1", 20.0, ended=100.0, result={"details": {"stage_calls": 3, "stage_run_s": 1e9}})
         run(records, "t2", 20.0, ended=100.0, result={"details": {"stage_calls": 0, "stage_run_s": 0.0}})
-        assert usage(records) == [Usage(2, 0, 300.0, 300.0, 0.0, stages=3)]
+        assert usage(records) == [Usage(2, 0, 400.0, 400.0, 0.0, stages=3)]
+
+    def test_task_that_makes_calls_runs_beside_them(self, records: Records) -> None:
+        run(records, "t1", 100.0, ended=100.0, result={"details": {"stage_calls": 1, "stage_run_s": 190.0}})
+        assert [each.wall_s for each in usage(records)] == [190.0]
 
     def test_cancelled_task_that_never_ran_used_nothing(self, records: Records) -> None:
         cancelled = {"state": TaskState.CANCELLED, "reporter": Reporter.API, "result": None, "error": ERROR}

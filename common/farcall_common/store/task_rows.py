@@ -184,17 +184,14 @@ _NODES: Final = """coalesce((options ->> 'num_nodes')::float8,
 _EARLIER_S: Final = f"coalesce((new.details ->> '{EARLIER_RUN_S}')::float8, 0)"
 
 
-#: Of a graph: calls of its stages that ran, and their seconds together.
+#: Of a graph, and of a task that made calls: calls that ran, and the seconds of all together.
 _STAGES: Final = f"coalesce((new.details ->> '{STAGE_CALLS}')::bigint, 0)"
 _STAGES_S: Final = f"(new.details ->> '{STAGE_RUN_S}')::float8"
 
-#: Details that change what a task has used.
-DETAILS_OF_USAGE: Final = frozenset({EARLIER_RUN_S, STAGE_CALLS, STAGE_RUN_S})
-
 
 def _end_tasks(run_s: str, *, earlier_s: str = "0", stages: str = "0", stages_s: str = "NULL::float8") -> str:
-    """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say;
-    of a graph, of which calls run side by side, no more than that for each call.
+    """The statement that ends tasks, with the seconds that one ran: no more than since its submit, whatever clocks say.
+    Calls run beside each other, and beside the task that makes them: no more than that for it and for each call.
 
     Every open state permits every end, so that whether a task is open decides. Rows are locked in the order of their
     ids, so that two batches that share some never wait for each other in a circle.
@@ -216,7 +213,7 @@ def _end_tasks(run_s: str, *, earlier_s: str = "0", stages: str = "0", stages_s:
     ), spent AS (
         SELECT (at AT TIME ZONE 'UTC')::date AS day, owner_id, function_id, ended.endpoint_id, state, share, stages,
             greatest(0, least(
-                extract(epoch FROM at - submitted_at)::float8 * greatest(1, stages),
+                extract(epoch FROM at - submitted_at)::float8 * (1 + stages),
                 coalesce(stages_s, {run_s}) + earlier_s
             )) AS wall_s,
             {_NODES} AS nodes

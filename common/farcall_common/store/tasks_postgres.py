@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 from farcall_common.errors import EndpointUnknown
+from farcall_common.graphs import DETAILS_OF_USAGE
 from farcall_common.store import task_rows, transitions
 from farcall_common.store.audit_postgres import PostgresPort, audit_parameters
 from farcall_common.store.endpoints_postgres import endpoint_from_row
@@ -219,7 +220,7 @@ class PostgresTasks(PostgresPort):
         for result in results:
             reported.setdefault((result.task_id, result.endpoint_id), result)
         are_timed = all(
-            each.timings.keys() >= {"started_at", "ended_at"} and task_rows.DETAILS_OF_USAGE.isdisjoint(each.details)
+            each.timings.keys() >= {"started_at", "ended_at"} and DETAILS_OF_USAGE.isdisjoint(each.details)
             for each in reported.values()
         )
         statement = task_rows.END_TIMED_TASKS if are_timed else task_rows.END_TASKS

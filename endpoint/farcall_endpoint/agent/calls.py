@@ -33,13 +33,14 @@ from farcall_endpoint.protocol import (
     RunCalls,
     Started,
     TakeCalls,
+    Used,
 )
 from farcall_endpoint.shared_memory import Bytes, Frame
 
 _MOST_AT_ONCE: Final = 256
 """Calls in one message."""
 _NOTHING: Final = UserBytes()
-_Part = tuple[list[CallEnd], list[tuple[int, Died]], list[tuple[int, Started]]]
+_Part = tuple[list[CallEnd], list[tuple[int, Died]], list[tuple[int, Started]], list[tuple[int, str, Used]]]
 _FORGOTTEN: Final = "it has not been named for so long that the endpoint does not know it any more"
 
 
@@ -187,7 +188,7 @@ class CallsElsewhere:
 
     def heard(self, other: str, news: CallNews, bodies: UserBytes) -> None:
         """News of calls from the manager that runs them: each home gets its part."""
-        parts: dict[str, _Part] = collections.defaultdict(lambda: ([], [], []))
+        parts: dict[str, _Part] = collections.defaultdict(lambda: ([], [], [], []))
         for end in news.ended:
             if (over := self._over(other, end.number)) is not None:
                 parts[over.home][0].append(end)
@@ -197,9 +198,12 @@ class CallsElsewhere:
         for number, start in news.started:
             if (placed := self._placed.get(number)) is not None and placed.other == other:
                 parts[placed.home][2].append((number, start))
-        for home, (ended, died, started) in parts.items():
+        for number, task_id, used in news.used:
+            if (placed := self._placed.get(number)) is not None and placed.other == other:
+                parts[placed.home][3].append((number, task_id, used))
+        for home, (ended, died, started, uses) in parts.items():
             if home:
-                part = CallNews(tuple(ended), tuple(died), tuple(started))
+                part = CallNews(tuple(ended), tuple(died), tuple(started), used=tuple(uses))
                 self._send(home, part, bodies if ended else _NOTHING)
 
     def dropped(self, home: str, task_ids: Iterable[str]) -> None:

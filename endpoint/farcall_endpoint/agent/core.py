@@ -632,6 +632,7 @@ class AgentCore:
         for each in progress.graphs:
             if (running := held.running_at(manager_id, each.task_id)) is not None:
                 self._graphs.note(running, each.stages)
+                running.used, running.used_at = each.used, now
         for reported in progress.progress:
             if (running := held.running_at(manager_id, reported.task_id)) is not None:
                 self._graphs.note_progress(running, reported)

@@ -361,7 +361,7 @@ def _quiet(status: EnvironmentStatus) -> EnvironmentStatus:
 def _nameless(graph: GraphProgress) -> GraphProgress:
     """The stages of a task without the texts of its submitter."""
     stages = [msgspec.structs.replace(each, name="", node="", error=_code_of(each.error)) for each in graph.stages]
-    return GraphProgress(graph.task_id, tuple(stages))
+    return GraphProgress(graph.task_id, tuple(stages), graph.used)
 
 
 def _masked_needs(graph: GraphNeeds) -> GraphNeeds:

@@ -14,12 +14,12 @@ from farcall_common.wire import BlobGrant, BlobLocation, HeldTask, TaskRef, Task
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.managers import TaskQueue
 from farcall_endpoint.agent.reports import Transitions, UploadRetries
-from farcall_endpoint.agent.retries import RetryQueue, history_detail, with_retries
+from farcall_endpoint.agent.retries import RetryQueue, count_run, history_detail, used_of, with_retries, with_used
 from farcall_endpoint.agent.running_graphs import RunningGraphs
 from farcall_endpoint.agent.tasks import Kept, ResultFactory, Stage, Task, TaskResult, attempt_of
 from farcall_endpoint.agent.turn import Turn
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Died, Finished, Started
+from farcall_endpoint.protocol import Died, Finished, Started, Used
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import Staging, with_rows
 
@@ -299,7 +299,8 @@ class HeldTasks:
                 self._retries.discard(task)
                 self.finish(task, self._results.cancelled_before_retry())
             elif task.stage is Stage.STAGING_OUT:
-                self.finish(task, self._results.cancelled_while_storing())
+                result = self._results.cancelled_while_storing()
+                self.finish(task, with_used(result, _used_before(task.kept)))
             else:
                 self.finish(task, self._results.cancelled(running=False))
 
@@ -314,7 +315,7 @@ class HeldTasks:
                 self.turn.forgotten.append(task.seq)
             else:
                 self.turn.dropped.append(task.seq)
-                if task.retries_used:
+                if task.retries_used or task.earlier_run_s:
                     self._retries.discard(task)
                     self.turn.retried.append(task)
                 if task.stage is Stage.DISPATCHED and task.manager_id is not None:
@@ -375,7 +376,7 @@ class HeldTasks:
         if task.files is None or not task.files.writes or result.state is not TaskState.SUCCESS:
             self.finish(task, result)
         elif task.cancelling:
-            self.finish(task, self._results.cancelled(running=True))
+            self.finish(task, with_used(self._results.cancelled(running=True), _used_before(result)))
         else:
             task.kept, task.stage = self._complete(task, result), Stage.STAGING_OUT
             task.payload, task.manager_id = None, None
@@ -401,7 +402,8 @@ class HeldTasks:
         """A file that a task has written cannot be stored: the task fails."""
         kept = task.kept
         assert kept is not None
-        self.finish(task, self._results.failed(task, record, started_at=kept.started_at, ended_at=kept.ended_at))
+        result = self._results.failed(task, record, started_at=kept.started_at, ended_at=kept.ended_at)
+        self.finish(task, with_used(result, _used_before(kept)))
 
     def _end_files(self, task: Task) -> None:
         if task.files is not None:
@@ -468,13 +470,20 @@ class HeldTasks:
         if died.printed is not None:
             self.keep_output(task, died.printed, died.output)
         if task.cancelling:
-            self.finish(task, self._results.cancelled(running=True))
+            self.finish(task, with_used(self._results.cancelled(running=True), died.used))
         elif task.may_start_again:
             task.deaths += (died.reason,)
+            self._count_run(task, died.used)
             self.requeue([task], now)
         else:
             tails = {"stdout_tail": died.stdout_tail, "stderr_tail": died.stderr_tail}
-            self.finish(task, self._results.given_up(task, died.reason, **tails))
+            self.finish(task, with_used(self._results.given_up(task, died.reason, **tails), died.used))
+
+    def _count_run(self, task: Task, used: Used | None) -> None:
+        """Count the last run of a task that runs again, if its use is known."""
+        if used is not None:
+            count_run(task, used)
+            self.turn.retried.append(task)
 
     def reconsider(
         self, tasks: Sequence[Task], suspects: int, reason: str, now: float, *, unstarted: bool = False
@@ -491,22 +500,25 @@ class HeldTasks:
         is_shared = len({task.share_of for task in tasks[:suspects]}) > 1
         causes = [task for task in tasks if task.is_ending] if suspects else []
         for index, task in enumerate(tasks):
+            used = None if task.used is None else task.used.after(now - task.used_at)
             if task.cancelling:
-                self.finish(task, self._results.cancelled(running=True))
+                self.finish(task, with_used(self._results.cancelled(running=True), used))
             elif not (task.is_idempotent or unstarted):
-                self.finish(task, self._results.lost(task, reason))
+                self.finish(task, with_used(self._results.lost(task, reason), used))
             elif task not in causes and (
                 causes or index >= suspects or (is_shared and task.losses_shared < _SHARED_LOSSES)
             ):
                 task.losses_shared += index < suspects and not causes
                 task.starts -= 1
                 self.turn.starts.append(task)
+                self._count_run(task, used)
                 again.append(task)
             elif task.may_start_again:
                 task.deaths += (reason,)
+                self._count_run(task, used)
                 again.append(task)
             else:
-                self.finish(task, self._results.given_up(task, reason))
+                self.finish(task, with_used(self._results.given_up(task, reason), used))
         self.requeue(again, now)
 
     def returned(self, tasks: Iterable[Task], now: float) -> None:
@@ -552,7 +564,7 @@ class HeldTasks:
         if self._graphs.tasks:
             result = self._graphs.with_progress(task, result)
             self._graphs.ended(task)
-        if task.retries_used:
+        if task.retries_used or task.earlier_run_s:
             result = with_retries(task, result)
             self.turn.retried.append(task)
         if task.file_rows:
@@ -592,7 +604,8 @@ class HeldTasks:
             return
         record = outcomes.result_not_uploaded(reason, size_bytes=result.size_bytes)
         self._with_result -= 1
-        self.finish(task, self._results.failed(task, record, started_at=result.started_at, ended_at=result.ended_at))
+        failed = self._results.failed(task, record, started_at=result.started_at, ended_at=result.ended_at)
+        self.finish(task, with_used(failed, _used_before(result)))
 
     def _report_result(self, task: Task) -> None:
         if not self.is_connected or task.result is None:
@@ -601,3 +614,8 @@ class HeldTasks:
             self.turn.upload_requests.append(task)
         else:
             self.turn.results.append(task)
+
+
+def _used_before(result: TaskResult | None) -> Used | None:
+    """Return the use of a task by the details of a result that another one replaces."""
+    return None if result is None else used_of(result.details)

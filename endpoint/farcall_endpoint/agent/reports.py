@@ -12,6 +12,7 @@ import msgspec
 
 from farcall_common.backoff import Backoff
 from farcall_common.event_log import UserBytes
+from farcall_common.graphs import DETAILS_OF_USAGE
 from farcall_common.report_limiter import ReportLimiter
 from farcall_common.wire import (
     BlobRequest,
@@ -306,10 +307,13 @@ def _record_bytes(result: TaskResult) -> int:
 def _without_record(result: TaskResult, record_bytes: int) -> TaskResult:
     """In place of a result whose error or details no message has room for."""
     error = outcomes.record_too_large(record_bytes).to_json()
+    details = result.details or {}
+    kept = {name: each for name in DETAILS_OF_USAGE if isinstance(each := details.get(name), int | float)}
     return TaskResult(
         TaskState.FAILED,
         error=error,
         started_at=result.started_at,
         ended_at=result.ended_at,
         exhausted=result.exhausted,
+        details=kept or None,
     )

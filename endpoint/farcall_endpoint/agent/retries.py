@@ -7,14 +7,15 @@ task waits here, without a worker, until its back-off is over. Instants are epoc
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from farcall_common.backoff import Backoff
+from farcall_common.graphs import STAGE_CALLS, STAGE_RUN_S
 from farcall_common.retries import EARLIER_RUN_S, MAX_DELAY_S, error_name
 from farcall_common.wire import TaskState
 from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
-from farcall_endpoint.protocol import Finished
+from farcall_endpoint.protocol import Finished, Used
 
 
 class RetryQueue:
@@ -40,7 +41,8 @@ class RetryQueue:
         backoff.reset(failures=task.retries_used)
         task.retries_used += 1
         task.retry_at = now + backoff.next_s()
-        task.earlier_run_s += _run_s(task, finished, now)
+        used = used_of(finished.details)
+        count_run(task, Used(_run_s(task, finished, now)) if used is None else used)
         task.starts -= 1
         task.starts_at_retry = task.starts
         self.add(task)
@@ -105,14 +107,40 @@ def history_detail(task: Task, finished: Finished) -> dict[str, Any]:
 
 
 def with_retries(task: Task, result: TaskResult) -> TaskResult:
-    """The result of a task that was retried, with how often."""
-    result.details = {
-        **(result.details or {}),
-        "retries_used": task.retries_used,
-        EARLIER_RUN_S: round(task.earlier_run_s, 6),
-    }
-    if result.error is not None:
-        result.error = {**result.error, "retries_used": task.retries_used}
+    """The result of a task with earlier runs: what these have used, and how often it was retried."""
+    details = {**(result.details or {}), EARLIER_RUN_S: round(task.earlier_run_s, 6)}
+    if calls := task.earlier_calls:
+        used = used_of(details)
+        details[STAGE_CALLS] = calls + (0 if used is None else used.calls)
+        task.earlier_calls = 0  # a result may be replaced by another one
+    if task.retries_used:
+        details["retries_used"] = task.retries_used
+        if result.error is not None:
+            result.error = {**result.error, "retries_used": task.retries_used}
+    result.details = details
+    return result
+
+
+def count_run(task: Task, used: Used) -> None:
+    """Count a run of a task that another one follows."""
+    task.earlier_run_s += used.run_s
+    task.earlier_calls += used.calls
+    task.used = None
+
+
+def used_of(details: Mapping[str, Any] | None) -> Used | None:
+    """Return the use of a graph, or of a task with calls, by the details of its result; None for others. A task can
+    forge details of its own, whose values are texts."""
+    calls, run_s = ((details or {}).get(name) for name in (STAGE_CALLS, STAGE_RUN_S))
+    if not isinstance(calls, int) or not isinstance(run_s, int | float):
+        return None
+    return Used(float(run_s), calls)
+
+
+def with_used(result: TaskResult, used: Used | None) -> TaskResult:
+    """Add the use of its task to a result that the manager has not made; None if it is not known."""
+    if used is not None:
+        result.details = {**(result.details or {}), STAGE_CALLS: used.calls, STAGE_RUN_S: used.run_s}
     return result
 
 

@@ -18,7 +18,7 @@ from farcall_common.wire import BlobLocation, TaskSpec, TaskState
 from farcall_endpoint import outcomes
 from farcall_endpoint.agent.graphs import GraphNeeds, bounded
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import FileContent, Finished, NodeFile, OrderTarget
+from farcall_endpoint.protocol import FileContent, Finished, NodeFile, OrderTarget, Used
 from farcall_endpoint.shared_memory import Bytes
 from farcall_endpoint.staging.plan import FileList
 
@@ -102,7 +102,8 @@ class Task:
 
     ``retries_used`` counts the runs whose function raised and that are followed by another one; ``starts`` leaves them
     out. The next one waits until ``retry_at`` (epoch seconds). It has not started while there are only the
-    ``starts_at_retry`` starts of other reasons. Those runs took ``earlier_run_s`` seconds together.
+    ``starts_at_retry`` starts of other reasons. Those runs, and others that are over, took ``earlier_run_s`` seconds
+    together, with the calls that they made, ``earlier_calls``.
 
     ``environment_key`` is that of its environment, of a graph that of most stages; empty if that is the endpoint's
     default, or its own Python. ``graph``: what is known of its graph; None if it is no graph, or its payload is not
@@ -112,6 +113,8 @@ class Task:
     details of the result have of them. ``kept`` is its result while the files that it has written are stored.
     ``node_files``: those that it reads from copies of its node; ``contents``: the largest of these, for its placement.
     ``input_bytes``: the size of its payload, as it came.
+    ``used``: of a graph and a task that makes calls, what these have used in the present run, as its manager reported
+    it at the instant ``used_at``; None for other tasks.
     ``target``: the latency that it is to hold; None for batch work. ``is_latency``: it was placed on a worker for tasks
     with a target.
     """
@@ -138,6 +141,9 @@ class Task:
     retry_at: float = 0.0
     starts_at_retry: int = 0
     earlier_run_s: float = 0.0
+    earlier_calls: int = 0
+    used: Used | None = None
+    used_at: float = 0.0
     environment_key: str = ""
     graph: GraphNeeds | None = None
     is_apart: bool = False

@@ -265,11 +265,6 @@ class GraphRun:
         is_brief = failed > _MOST_FULL_ERRORS
         return [self.stages[number].state(node=node, end=end, is_brief=is_brief) for number in chosen]
 
-    def totals(self) -> tuple[int, float]:
-        """How many calls of all stages have ended, and the seconds that they ran."""
-        stages = self.stages[: len(self.graph.stages)]
-        return sum(each.done + each.failed for each in stages), sum(each.run_s for each in stages)
-
     def small_values(self) -> dict[int, bytes]:
         """The small values of stages that have ended, by number."""
         return self._small

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -19,9 +19,10 @@ import msgspec
 from farcall_common.environments import Environment
 from farcall_common.wire import TaskState
 from farcall_endpoint import outcomes
+from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.manager.actions import Action, Pass
-from farcall_endpoint.manager.events import Callees, Job, Outcome
+from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome, Owner, Sums
 from farcall_endpoint.manager.graphs import input_bytes
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
@@ -36,6 +37,7 @@ from farcall_endpoint.protocol import (
     RunCalls,
     Started,
     TakeCalls,
+    Used,
 )
 from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import CallOrder
@@ -82,6 +84,8 @@ class AwayCalls:
         self._slots = max(1, slots)
         self._default_key = default_key
         self.taken: dict[str, Job] = {}
+        #: What those have used, as of an instant: that of their start, or of the last news.
+        self._used: dict[str, tuple[Used, float]] = {}
         #: Those that cannot run here, by environment.
         self._held: dict[str, collections.deque[Job]] = {}
         self._known: dict[str, set[str]] = {}  # functions, by manager
@@ -158,7 +162,7 @@ class AwayCalls:
             left = 0
             del self._offered[request.key]
             self._quiet_until = now + _PAUSE_S
-        self._send(request, _within(jobs, self), left)
+        self._send(request, _within(jobs, self), left, now)
 
     def put_back(self, jobs: Sequence[Job]) -> None:
         """Calls that do not fit into a message wait on."""
@@ -173,7 +177,7 @@ class AwayCalls:
         else:
             self._queue.add([job], key, first=True)
 
-    def _send(self, request: TakeCalls, jobs: Sequence[Job], left: int) -> None:
+    def _send(self, request: TakeCalls, jobs: Sequence[Job], left: int, now: float) -> None:
         known = self._known.setdefault(request.to, set())
         new: dict[str, Frame] = {}
         lists: dict[int, int] = {}
@@ -198,6 +202,7 @@ class AwayCalls:
             calls.append(GivenCall(order, _encode(job.call), len(job.inputs), job.depth, number))
             bodies += [job.payload, *job.inputs]
             self.taken[job.order.task_id] = job
+            self._used[job.order.task_id] = Used(), now
         functions = tuple((function_hash, number) for number, function_hash in enumerate(new))
         message = CallsTaken(
             request.to, request.key, request.count, tuple(calls), functions, forget, tuple(callees), left
@@ -209,13 +214,17 @@ class AwayCalls:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def heard(self, news: CallNews, bodies: Sequence[Frame]) -> None:
+    def heard(self, news: CallNews, bodies: Sequence[Frame], now: Instant) -> None:
         """News of calls that are away."""
         for _, started in news.started:
             if (job := self.taken.get(started.task_id)) is not None:
+                self._note_start(started, now)
                 self._reports.started(job, started.at)
+        for _, task_id, used in news.used:
+            if task_id in self._used:
+                self._used[task_id] = used, now.mono
         for end in news.ended:
-            if (job := self.taken.pop(end.task_id, None)) is not None:
+            if (job := self._back(end.task_id, end.used, now.mono)) is not None:
                 behind = end.first + end.parts
                 self._reports.finish(
                     job,
@@ -230,11 +239,36 @@ class AwayCalls:
                     node=end.node,
                 )
         for _, died in news.died:
-            if (job := self.taken.pop(died.task_id, None)) is not None:
+            if (job := self._back(died.task_id, died.used, now.mono)) is not None:
                 self._reports.died(job, died)
         for task_id in reversed(news.returned):
-            if (job := self.taken.pop(task_id, None)) is not None:
+            if (job := self._back(task_id, None, now.mono)) is not None:
                 self._accept_again(job)
+
+    def used(self, now: float) -> Iterator[tuple[Job, Used]]:
+        """Yield the calls that are away with their use, as far as that is known here."""
+        for task_id, (used, at) in self._used.items():
+            yield self.taken[task_id], used.after(now - at)
+
+    def _note_start(self, started: Started, now: Instant) -> None:
+        """A call has begun by another node's clock, which may be wrong: but not before it was sent there."""
+        used, at = self._used[started.task_id]
+        if not used.places:
+            age_s = min(max(0.0, now.epoch - started.at), now.mono - at)
+            self._used[started.task_id] = Used(age_s, 1, 1), now.mono
+
+    def _back(self, task_id: str, used: Used | None, now: float) -> Job | None:
+        """A call is not away any more, and counts for its owner.
+
+        :param used: what it has used; None if the other manager cannot say.
+        """
+        job = self.taken.pop(task_id, None)
+        if job is not None:
+            known, at = self._used.pop(task_id)
+            used = known.after(now - at) if used is None else used
+            assert job.owner is not None
+            job.owner.sums.add(used.run_s, used.calls)
+        return job
 
     def forget(self, manager_id: str) -> None:
         """A manager is gone that had functions of this one."""
@@ -248,11 +282,12 @@ class AwayCalls:
             record = outcomes.environment_unsupported(label, message.reason)
             self._reports.finish(job, TaskState.FAILED, record.to_json())
 
-    def cancel(self, task_ids: Collection[str]) -> None:
+    def cancel(self, task_ids: Collection[str], now: float) -> None:
         """Those of some calls that are away, or wait for that, are not needed any more."""
         gone = [task_id for task_id in self.taken if task_id in task_ids]
         for task_id in gone:
-            self._end(self.taken.pop(task_id), running=True)
+            if (job := self._back(task_id, None, now)) is not None:
+                self._end(job, running=True)
         if gone:
             self._pass(CallsDropped(tuple(gone)), ())
         for key, jobs in list(self._held.items()):
@@ -285,24 +320,44 @@ class Guests:
         self._bodies: list[Frame] = []
         self._died: list[tuple[int, Died]] = []
         self._started: list[tuple[int, Started]] = []
+        self._used: list[tuple[int, str, Used]] = []
+        #: Calls that make calls, to which something has happened.
+        self._touched: dict[Guest, None] = {}
+        self._shown_at = -math.inf
+        self.due_at = math.inf
+        """When :meth:`review` has something."""
 
-    def owner(self, number: int) -> Guest:
+    def owner(self, number: int, task_id: str) -> Guest:
         """The owner of a call with this number."""
-        return Guest(number, self)
+        return Guest(number, task_id, self)
 
     def __bool__(self) -> bool:
         """Whether there is news."""
-        return bool(self._ended or self._died or self._started)
+        return bool(self._ended or self._died or self._started or self._used)
+
+    def touched(self, guest: Guest) -> None:
+        """Something has happened to the calls that a call has made."""
+        if not self._touched:
+            self.due_at = self._shown_at + PROGRESS_PERIOD_S
+        self._touched[guest] = None
+
+    def review(self, uses: Callable[[float], Mapping[Owner, Used]], now: float) -> None:
+        """Note the use of calls that make calls, for their home; when it is due."""
+        self._shown_at, self.due_at = now, math.inf
+        found = uses(now)
+        self._used += [(each.number, each.task_id, found[each]) for each in self._touched if each in found]
+        self._touched.clear()
 
     def started(self, number: int, job: Job, at: float) -> None:
         """A call has been running for a while."""
         self._started.append((number, Started(job.order.task_id, at)))
 
-    def ended(self, number: int, job: Job, outcome: Outcome) -> None:
+    def ended(self, guest: Guest, job: Job, outcome: Outcome) -> None:
         """A call has ended."""
+        self._touched.pop(guest, None)
         self._ended.append(
             CallEnd(
-                number,
+                guest.number,
                 job.order.task_id,
                 outcome.state,
                 outcome.error,
@@ -314,21 +369,24 @@ class Guests:
                 None if outcome.output is None else outcome.output[0],
                 outcome.pid,
                 outcome.node or self._node,
+                Used(guest.sums.run_s, guest.sums.calls),
             )
         )
         self._bodies += outcome.parts
         if outcome.output is not None:
             self._bodies.append(outcome.output[1])
 
-    def died(self, number: int, died: Died) -> None:
+    def died(self, guest: Guest, died: Died) -> None:
         """The worker of a call is gone."""
-        self._died.append((number, died))
+        self._touched.pop(guest, None)
+        used = Used(guest.sums.run_s, guest.sums.calls)
+        self._died.append((guest.number, msgspec.structs.replace(died, used=used)))
 
     def news(self) -> Pass:
         """What has happened since the last time."""
-        message = CallNews(tuple(self._ended), tuple(self._died), tuple(self._started))
+        message = CallNews(tuple(self._ended), tuple(self._died), tuple(self._started), used=tuple(self._used))
         bodies = tuple(self._bodies)
-        self._ended, self._bodies, self._died, self._started = [], [], [], []
+        self._ended, self._bodies, self._died, self._started, self._used = [], [], [], [], []
         self._reports.passed(sum(map(len, bodies)))
         return Pass(message, bodies)
 
@@ -336,38 +394,46 @@ class Guests:
 class Guest:
     """The owner of one call of another manager; see :class:`~farcall_endpoint.manager.events.Owner`."""
 
-    __slots__ = ("_guests", "_number")
+    __slots__ = ("_guests", "number", "sums", "task_id")
 
-    def __init__(self, number: int, guests: Guests) -> None:
-        self._number = number
+    def __init__(self, number: int, task_id: str, guests: Guests) -> None:
+        self.number = number
+        self.task_id = task_id
+        self.sums = Sums()
         self._guests = guests
+
+    @property
+    def above(self) -> Owner | None:
+        """Its owner is at its home."""
+        return None
+
+    def touch(self) -> None:
+        """Something has happened to the calls that it has made."""
+        self._guests.touched(self)
 
     def started(self, job: Job, at: float) -> None:
         """The call has been running for a while."""
-        self._guests.started(self._number, job, at)
+        self._guests.started(self.number, job, at)
 
     def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
         """Its home counts the runs that have an end."""
 
-    def add_below(self, calls: int, run_s: float) -> None:
-        """Its home does not count what it has called here."""
-
     def ended(self, job: Job, outcome: Outcome) -> None:
         """The call has ended."""
-        self._guests.ended(self._number, job, outcome)
+        self._guests.ended(self, job, outcome)
 
     def died(self, _: Job, died: Died) -> None:
         """The worker of the call is gone."""
-        self._guests.died(self._number, died)
+        self._guests.died(self, died)
 
 
 def jobs_of(
-    message: RunCalls, bodies: Sequence[Frame], *, functions: dict[str, Frame], owner: Callable[[int], Guest]
+    message: RunCalls, bodies: Sequence[Frame], *, functions: dict[str, Frame], owner: Callable[[int, str], Guest]
 ) -> list[Job]:
     """Calls of another manager as jobs.
 
     :param functions: those of this home that are known, to which the message adds some.
-    :param owner: returns the owner of a call by its number.
+    :param owner: returns the owner of a call by its number and id.
     """
     if message.forget:
         functions.clear()
@@ -387,7 +453,7 @@ def jobs_of(
                 inputs=inputs,
                 input_bytes=input_bytes(inputs),
                 depth=each.depth,
-                owner=owner(each.number),
+                owner=owner(each.number, order.task_id),
             )
         )
     return jobs

@@ -67,6 +67,7 @@ from farcall_endpoint.manager.node_files import NodeFiles
 from farcall_endpoint.manager.preparation import Preparations
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
+from farcall_endpoint.manager.uses import Uses
 from farcall_endpoint.manager.valkey_requests import ValkeyRequests
 from farcall_endpoint.manager.warm_pool import WarmPoolSettings
 from farcall_endpoint.manager.workers import StopReason, Worker
@@ -193,9 +194,6 @@ class ManagerCore:
             most_prewarmed=slots + warm.extra_workers,
         )
         graphs = GraphSettings() if graphs is None else graphs
-        self._graphs = Graphs(graphs, reports=self._reports, writers=slots, jitter=jitter)
-        self.value_memory = self._graphs.memory
-        self._nested = NestedCalls(actions=self._actions, memory=self.value_memory, jitter=jitter, node=graphs.node)
         self._ahead = AheadCalls(workers=self._workers, actions=self._actions)
         self._away = AwayCalls(
             queue=self._queue,
@@ -204,6 +202,12 @@ class ManagerCore:
             types=types,
             slots=slots,
             default_key=default_key,
+        )
+        self._uses = Uses(workers=self._workers, waits=self._ahead.waits, away=self._away.used)
+        self._graphs = Graphs(graphs, reports=self._reports, uses=self._uses, writers=slots, jitter=jitter)
+        self.value_memory = self._graphs.memory
+        self._nested = NestedCalls(
+            actions=self._actions, memory=self.value_memory, jitter=jitter, uses=self._uses, node=graphs.node
         )
         self._files = NodeFiles(actions=self._actions, budget_bytes=node_cache_bytes)
         self._blocks = BlockRequests(actions=self._actions)
@@ -280,7 +284,7 @@ class ManagerCore:
             deadline = min(deadline, self._assignment.due_at(only_needed=only_needed), self._away.due_at)
             if self._placement.review_at is not None:
                 deadline = min(deadline, self._placement.review_at)
-            deadline = min(deadline, self._latency.controller.due_at)
+            deadline = min(deadline, self._latency.controller.due_at, self.guests.due_at)
             if self._environments:
                 deadline = min(deadline, self._preparations.due_at)
             if self._nested.drivers:
@@ -356,7 +360,7 @@ class ManagerCore:
             case TakeCalls():
                 self._away.give(event, now)
             case CallNewsReceived(news=news, bodies=bodies):
-                self._away.heard(news, bodies)
+                self._away.heard(news, bodies, instant)
             case RefuseCalls():
                 self._away.refuse(event)
             case ManagerGone(manager_id=manager_id):
@@ -368,7 +372,7 @@ class ManagerCore:
             case ResultsTaken(size_bytes=size_bytes, window_bytes=window_bytes):
                 self._reports.taken(size_bytes, window_bytes)
             case Recalled(worker_id=worker_id, revoked=revoked):
-                self._interruptions.recalled(self._workers[worker_id], revoked, self._kept)
+                self._interruptions.recalled(self._workers[worker_id], revoked, self._kept, now)
             case WorkerDied():
                 self._worker_died(event, instant)
             case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | EnvironmentGone() | Prewarm():
@@ -378,7 +382,7 @@ class ManagerCore:
                 self._graphs.cancel(task_ids)
                 if self._files:
                     self._cancel_waiting_for_files(set(task_ids))
-                self._interruptions.cancel(set(task_ids))
+                self._interruptions.cancel(set(task_ids), now)
             case ReturnTasks(task_ids=task_ids):
                 self._reports.returned += [job.order.task_id for job in self._queue.take_out(set(task_ids))]
             case CopyFiles() | CopyEnded() | Linked():
@@ -466,7 +470,7 @@ class ManagerCore:
         while self._graphs.due_at <= now.mono:
             jobs, dropped = self._graphs.advance(now)
             if dropped:
-                self._interruptions.cancel(dropped)
+                self._interruptions.cancel(dropped, now.mono)
             if jobs and self._stop_at is None:
                 self._tasks_received(jobs, now, first=True)
 
@@ -521,14 +525,21 @@ class ManagerCore:
         worker.since, worker.head_reported, worker.overdue, worker.begun = now.mono, False, False, None
         if worker.stops:
             worker.stops.pop(done.task_id, None)
-        if call is not None and (call.deliver or worker.awaits):
-            for each in self._ahead.ended(worker, job, done, now.mono):
-                self._interruptions.recall(each)
+        if call is not None:
+            if job.owner is not None:
+                # Of one whose value came before the word of it, the manager does not know when it began.
+                is_early = worker.awaits > 0 and self._ahead.waits(job)
+                said_s = max(0.0, done.ended_at - done.started_at)
+                job.owner.sums.add(min(said_s, measured_s) if is_early else measured_s)
+            if call.deliver or worker.awaits:
+                for each in self._ahead.ended(worker, job, done, now.mono):
+                    self._interruptions.recall(each)
         details: dict[str, Any] | None = done.details
         if worker.drives:
-            details = {**(details or {}), **self._nested.details(job, run_s)}
+            if job.owner is None:
+                details = {**(details or {}), **self._nested.details(job, measured_s, now.mono)}
             output = self._nested.output(job, output)
-            self._interruptions.cancel_calls(worker, job)
+            self._interruptions.cancel_calls(worker, job, now.mono)
         start_s, worker.start_s = worker.start_s, 0.0
         self._prefetch.observe(run_s)
         finish: Callable[..., None] = self._reports.finish
@@ -589,7 +600,7 @@ class ManagerCore:
             worker.waits = worker.drives and not packet.over
         elif isinstance(packet, DropCalls):
             if gone := self._nested.dropped(packet):
-                self._interruptions.cancel(gone)
+                self._interruptions.cancel(gone, now.mono)
         else:
             if not worker.drives:
                 worker.drives = True
@@ -719,6 +730,8 @@ class ManagerCore:
                 self._reports.graph(progress)
         if (self._away or (self._queue and (self._graphs.running or self._nested.drivers))) and self._stop_at is None:
             self._away.review(now.mono, mean_s=self._prefetch.mean_s)
+        if self.guests.due_at <= now.mono:
+            self.guests.review(self._uses.all, now.mono)
         if self.guests:
             self._actions.append(self.guests.news())
         if self._latency.report_at <= now.mono and (status := self._latency.status(now.mono)) is not None:

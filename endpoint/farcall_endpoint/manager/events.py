@@ -71,7 +71,17 @@ class Owner(Protocol):
     """What a call belongs to, which gets its outcome in place of the agent: a graph that runs, or a task that waits.
 
     Called while the manager's core handles events: it notes what happened, and decides what follows when the core asks.
+
+    ``sums``: what its calls have used. ``above``: the owner of the task that it is, if that is a call.
     """
+
+    sums: Sums
+
+    @property
+    def above(self) -> Owner | None: ...
+
+    def touch(self) -> None:
+        """Something has happened to its calls, or to those that these have made."""
 
     def started(self, job: Job, at: float) -> None:
         """A call has been running for a while, since the epoch second ``at``."""
@@ -85,8 +95,23 @@ class Owner(Protocol):
     def died(self, job: Job, died: Died) -> None:
         """The worker of a call is gone. The owner decides whether the call may be started again."""
 
-    def add_below(self, calls: int, run_s: float) -> None:
-        """A call that has made calls is over: how many of those have ended, and the seconds that they ran."""
+
+class Sums:
+    """Use of the calls of an owner by the manager's clock, with the calls that these have made: ``run_s`` seconds that
+    those which have ended had places, and how many ``calls`` have had one. ``is_over``: the owner has ended, and its
+    calls do not count any more."""
+
+    __slots__ = ("calls", "is_over", "run_s")
+
+    def __init__(self) -> None:
+        self.run_s = 0.0
+        self.calls = 0
+        self.is_over = False
+
+    def add(self, run_s: float, calls: int = 1) -> None:
+        """A call has had a place for so many seconds."""
+        self.run_s += run_s
+        self.calls += calls
 
 
 class Callees(msgspec.Struct, frozen=True):

@@ -33,13 +33,14 @@ from farcall_endpoint.graphs.stages import PROGRESS_PERIOD_S, RunningStage, show
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import GraphSettings, Memory, read
 from farcall_endpoint.manager.actions import ReadGraph
-from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome
+from farcall_endpoint.manager.events import Callees, Instant, Job, Outcome, Owner, Sums
 from farcall_endpoint.manager.limits import limited_options
 from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.reports import Reports
+from farcall_endpoint.manager.uses import Uses
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, WantedOutput
+from farcall_endpoint.protocol import Died, GraphProgress, Limits, RunningOutput, TaskOrder, Used, WantedOutput
 from farcall_endpoint.shared_memory import Bytes, Frame, copy_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
@@ -80,9 +81,16 @@ class RunningGraph:
         #: Calls in workers or on their way there, if their number is limited.
         self.made: set[Call] = set()
         self._raised_bytes = 0
-        self._below_calls, self._below_s = 0, 0.0
+        self.sums = Sums()
+        #: Whether calls were dropped that had been made, which may still run at its end.
+        self.has_dropped = False
 
     # -- owner ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def above(self) -> Owner | None:
+        """A graph is no call itself."""
+        return None
 
     def started(self, job: Job, at: float) -> None:
         """A call has been running for a while."""
@@ -152,11 +160,6 @@ class RunningGraph:
         if run.is_out(call):
             self.touch()
             run.died(call, died.reason, stdout_tail=died.stdout_tail, stderr_tail=died.stderr_tail)
-
-    def add_below(self, calls: int, run_s: float) -> None:
-        """A call has ended that has made calls."""
-        self._below_calls += calls
-        self._below_s += run_s
 
     def count_made(self) -> int:
         """How many calls are in workers or on their way there; those that the graph does not need any more end soon."""
@@ -344,13 +347,13 @@ class RunningGraph:
         )
         return ReadGraph(known, None if worker is None else worker.worker_id, *output.ends)
 
-    def details(self, node: str) -> dict[str, Any]:
-        """The details of the result: the stages, and what their calls printed if that is to be kept with it."""
-        calls, run_s = self.run.totals()
+    def details(self, node: str, used: Used) -> dict[str, Any]:
+        """The details of the result: the stages, what their calls have used, and what they printed if that is to be
+        kept with it."""
         details: dict[str, Any] = {
             STAGES: msgspec.to_builtins(self.run.states(node)),
-            STAGE_CALLS: calls + self._below_calls,
-            STAGE_RUN_S: run_s + self._below_s,
+            STAGE_CALLS: used.calls,
+            STAGE_RUN_S: used.run_s,
         }
         if self.job.order.options.keep_output:
             for name, stream in zip(("stdout_tail", "stderr_tail"), self.output.streams(), strict=True):
@@ -383,6 +386,7 @@ class Graphs:
 
     :param writers: how many calls may run at a time.
     :param jitter: as of :class:`~farcall_endpoint.graphs.run.GraphRun`.
+    :param uses: what they have used.
     """
 
     def __init__(
@@ -390,11 +394,13 @@ class Graphs:
         settings: GraphSettings,
         *,
         reports: Reports,
+        uses: Uses,
         writers: int,
         jitter: Callable[[], float],
     ) -> None:
         self._node = settings.node
         self._reports = reports
+        self._uses = uses
         self._jitter = jitter
         self.running: dict[str, RunningGraph] = {}  # by the task's id
         self._touched: dict[RunningGraph, None] = {}
@@ -455,6 +461,7 @@ class Graphs:
         be cancelled. Reports the graphs that have ended."""
         jobs: list[Job] = []
         dropped: set[str] = set()
+        shown: list[RunningGraph] = []
         if now.mono >= self._due_at:
             self._due_at = math.inf
             self._touched.update(dict.fromkeys(self.running.values()))
@@ -467,16 +474,23 @@ class Graphs:
             run = running.run
             self._check_time(running, now)
             run.retry_due(now.mono)
-            dropped.update(map(running.id_of, run.dropped))
-            run.dropped.clear()
+            if run.dropped:
+                running.has_dropped = True
+                dropped.update(map(running.id_of, run.dropped))
+                run.dropped.clear()
             if run.end is not None:
                 self._finish(running, now)
                 continue
             jobs += self._take_ready(running)
             if running.changed and now.mono >= running.reported_at + PROGRESS_PERIOD_S:
                 running.changed, running.reported_at = False, now.mono
-                self._reports.graph(GraphProgress(running.job.order.task_id, tuple(run.states(self._node))))
+                shown.append(running)
             self._due_at = min(self._due_at, running.next_deadline())
+        uses = self._uses.all(now.mono) if shown else {}
+        for running in shown:
+            sums, states = running.sums, tuple(running.run.states(self._node))
+            used = uses.get(running, Used(sums.run_s, sums.calls))
+            self._reports.graph(GraphProgress(running.job.order.task_id, states, used))
         return jobs, dropped
 
     def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
@@ -516,7 +530,9 @@ class Graphs:
         if not self.running:  # so that all of them are empty
             self._parts.clear()
         assert run.end is not None
-        walltime_s = job.order.options.walltime_s
+        sums, walltime_s = running.sums, job.order.options.walltime_s
+        used = self._uses.of(running, now.mono) if running.has_dropped else Used(sums.run_s, sums.calls)
+        sums.is_over = True
         is_too_long = running.ends_by is not None and now.mono >= running.ends_by and walltime_s is not None
         self._reports.finish(
             job,
@@ -525,7 +541,7 @@ class Graphs:
             result=running.result(),
             started_at=running.started_at,
             ended_at=None if running.started_at is None else max(now.epoch, running.started_at),
-            details=running.details(self._node),
+            details=running.details(self._node, used),
             is_retried=run.end is TaskState.FAILED and is_too_long and WALLTIME_NAME in job.order.options.retry_on,
             output=running.output.printed(),
         )

@@ -28,7 +28,7 @@ from farcall_endpoint.manager.nested_calls import Driver, NestedCalls
 from farcall_endpoint.manager.reports import Reports
 from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import StopReason, Worker
-from farcall_endpoint.protocol import Died, Ending
+from farcall_endpoint.protocol import Died, Ending, Used
 
 STARTED_AFTER_S: Final = 0.05
 """A task that runs for so long is reported as running; a shorter one only by its result."""
@@ -37,6 +37,8 @@ _OVERDUE_S: Final = 0.01
 _AHEAD_S: Final = 1.0
 """When a call that was sent ahead has had its value for so long and may not have begun, it is recalled: it may not have
 got it."""
+
+_CALLED_EARLY: Final = "another task of its worker has made calls for it"
 
 Kept = Literal["all", "calls", "none"]
 """Which tasks the manager keeps that have not started, or whose worker has died: when it ends, it leaves all to the
@@ -102,7 +104,7 @@ class Interruptions:
         worker.stops[task_id] = reason
         self.recall(worker)
 
-    def cancel(self, task_ids: Collection[str]) -> None:
+    def cancel(self, task_ids: Collection[str], now: float) -> None:
         """Stop tasks; results of unknown ones were sent already."""
         record = outcomes.cancelled(running=False).to_json()
         for job in self._queue.take_out(task_ids):
@@ -112,18 +114,18 @@ class Interruptions:
                 state.waiting.remove(job)
                 self._reports.finish(job, TaskState.CANCELLED, record)
         if self._away:
-            self._away.cancel(task_ids)
+            self._away.cancel(task_ids, now)
         for worker in self._workers.values():
             for job in worker.jobs:
                 if job.order.task_id in task_ids:
                     reason = StopReason(TaskState.CANCELLED, outcomes.cancelled(running=True))
                     self.stop(worker, job.order.task_id, reason)
 
-    def cancel_calls(self, worker: Worker, job: Job) -> None:
+    def cancel_calls(self, worker: Worker, job: Job, now: float) -> None:
         """A task with calls has ended: those that it left are stopped."""
         worker.drives = worker.waits = False
-        if job.order.task_id in self._nested.drivers and (gone := self._nested.over(job)):
-            self.cancel(gone)
+        if job.order.task_id in self._nested.drivers and (gone := self._nested.over(job, now)):
+            self.cancel(gone, now)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -169,13 +171,13 @@ class Interruptions:
 
     # -- what follows --------------------------------------------------------------------------------------------------
 
-    def recalled(self, worker: Worker, revoked: int, kept: Kept) -> None:
+    def recalled(self, worker: Worker, revoked: int, kept: Kept, now: float) -> None:
         """A worker was asked for the tasks that it has not started, and so many of its last ones were revoked."""
         worker.recalling = False
         worker.syncing = worker.syncing or revoked > 0
         if revoked > len(worker.jobs):
             self.kill(worker, "the result of a task that it had not started")
-        self._requeue(worker, revoked, kept)
+        self._requeue(worker, revoked, kept, now)
         worker.overdue = worker.overdue and bool(worker.jobs)
         is_over = not worker.jobs and (kept == "none" or worker.tasks_left == 0)
         if is_over or any(job.order.task_id in worker.stops for job in worker.jobs):
@@ -191,20 +193,27 @@ class Interruptions:
             for action in self._actions
             if not isinstance(action, Kill | Recall) or action.worker_id != worker.worker_id
         ]
-        self._requeue(worker, event.revoked, kept)
+        self._requeue(worker, event.revoked, kept, now.mono)
         stdout_tail, stderr_tail = event.stdout_tail, event.stderr_tail
         output = event.output if event.output is not None and event.output[1] else None
+        age_s, details, used = now.mono - worker.since, None, None
+        has_begun = worker.is_ready and bool(worker.jobs) and not self._ahead.waits(worker.jobs[0])
         if worker.drives:
-            output = self._nested.output(worker.jobs[0], output)
-            self.cancel_calls(worker, worker.jobs[0])
+            head = worker.jobs[0]
+            output = self._nested.output(head, output)
+            if head.owner is None:
+                details, used = self._nested.details(head, age_s, now.mono), self._nested.used(head, age_s, now.mono)
+            self.cancel_calls(worker, head, now.mono)
         self._ahead.forget(worker)
         for job in worker.jobs:
             self._queue.done(job.order.share_of)
             self._take_back_followers(job)
             task_id = job.order.task_id
             stop = worker.stops.get(task_id)
-            if job.owner is not None and job is worker.jobs[0] and worker.is_ready:
-                job.owner.ran(job, now.epoch - (now.mono - worker.since), now.epoch, worker.pid)
+            is_head = job is worker.jobs[0]
+            if job.owner is not None and is_head and has_begun:
+                job.owner.sums.add(age_s)
+                job.owner.ran(job, now.epoch - age_s, now.epoch, worker.pid)
             if not job.order.options.output_bytes:
                 output = None
             if stop is not None:
@@ -213,17 +222,28 @@ class Interruptions:
                     record = dataclasses.replace(
                         record, stdout_tail=stdout_tail or None, stderr_tail=stderr_tail or None
                     )
-                self._reports.finish(job, stop.state, record.to_json(), is_retried=stop.is_retried, output=output)
+                self._reports.finish(
+                    job,
+                    stop.state,
+                    record.to_json(),
+                    details=details if is_head else None,
+                    is_retried=stop.is_retried,
+                    output=output,
+                )
             elif _is_kept(job, kept):
-                self._reports.died(job, Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ())))
+                died = Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ()))
+                if used is not None and is_head:
+                    died = msgspec.structs.replace(died, used=used)
+                self._reports.died(job, died)
             # else: it stopped with the endpoint, and the agent knows which manager had it
 
-    def _requeue(self, worker: Worker, count: int, kept: Kept) -> None:
+    def _requeue(self, worker: Worker, count: int, kept: Kept, now: float) -> None:
         """Return the last jobs of a worker, which it did not start, to the head of the queue; cancelled ones finish."""
         for _ in range(min(count, len(worker.jobs))):  # a task can forge results of those behind it
-            job = worker.jobs.pop()
+            job, used = worker.jobs.pop(), None
             if worker.drives and not worker.jobs:  # and their calls
-                self.cancel_calls(worker, job)
+                used = self._nested.used(job, 0.0, now) if job.owner is None else Used()
+                self.cancel_calls(worker, job, now)
             self._queue.done(job.order.share_of)
             worker.unread_bytes -= orders.unread_bytes(job)
             if worker.tasks_left is not None and not worker.is_leaving:
@@ -232,6 +252,8 @@ class Interruptions:
             stop = worker.stops.pop(job.order.task_id, None)
             if stop is not None and stop.state is TaskState.CANCELLED:
                 self._reports.finish(job, TaskState.CANCELLED, outcomes.cancelled(running=False).to_json())
+            elif used is not None and _is_kept(job, kept):  # what its calls have used counts for an attempt
+                self._reports.died(job, Died(job.order.task_id, _CALLED_EARLY, used=used))
             elif _is_kept(job, kept):
                 self._return(job, worker.pair.key)
 

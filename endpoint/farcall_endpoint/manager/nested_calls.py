@@ -24,10 +24,11 @@ from farcall_endpoint.graphs.stages import MAX_NAME_CHARACTERS, PROGRESS_PERIOD_
 from farcall_endpoint.graphs.tails import OutputTails
 from farcall_endpoint.graphs.values import Memory, read
 from farcall_endpoint.manager.actions import Action, Answer
-from farcall_endpoint.manager.events import Job, Outcome
+from farcall_endpoint.manager.events import Job, Outcome, Owner, Sums
+from farcall_endpoint.manager.uses import Uses, added
 from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder
+from farcall_endpoint.protocol import Died, GraphProgress, Limits, TaskOrder, Used
 from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
@@ -107,20 +108,31 @@ class Driver:
         self._output.open = job.order.task_id
         self._calls = calls
         self._counts: dict[str, _Counts] = {}
-        self._below_calls, self._below_s = 0, 0.0
+        self.sums = Sums()
+
+    @property
+    def above(self) -> Owner | None:
+        """The owner of the task, if that is a call itself."""
+        return self.job.owner
+
+    def touch(self) -> None:
+        """Something has happened to its calls, or to those that these have made."""
+        self.has_changed = True
+        if (above := self.above) is not None and not above.sums.is_over:
+            above.touch()
 
     def add(self, call: Call, task_id: str, payload: Frame) -> None:
         """A call was made."""
         self.open[task_id] = call
         self.payloads[task_id] = payload
         self._count(call).calls += 1
-        self.has_changed = True
+        self.touch()
 
     def started(self, job: Job, at: float) -> None:
         """A call has been running for a while."""
         if (call := self.open.get(job.order.task_id)) is not None:
             self._count(call).note_start(at)
-            self.has_changed = True
+            self.touch()
 
     def ran(self, job: Job, started_at: float | None, ended_at: float | None, pid: int) -> None:
         """A call has run, once."""
@@ -160,19 +172,6 @@ class Driver:
         else:
             self._over(job, Outcome(state=TaskState.FAILED, error=record))
 
-    def add_below(self, calls: int, run_s: float) -> None:
-        """A call has ended that has made calls."""
-        self._below_calls += calls
-        self._below_s += run_s
-
-    def totals(self) -> tuple[int, float]:
-        """How many calls have ended, with those that these made, and the seconds that they ran."""
-        counts = self._counts.values()
-        return (
-            sum(each.ended for each in counts) + self._below_calls,
-            sum(each.run_s for each in counts) + self._below_s,
-        )
-
     def all_output(self, own: Output | None) -> Output | None:
         """The output of the driver, which has ended, and behind it that of its calls."""
         self._output.end(self.job.order.task_id, "", *(own or (None,)))
@@ -190,7 +189,7 @@ class Driver:
 
     def _again(self, job: Job, wait_s: float) -> None:
         self._count(self.open[job.order.task_id]).retries += 1
-        self.has_changed = True
+        self.touch()
         self._calls.make_again(job, wait_s)
 
     def _over(self, job: Job, outcome: Outcome) -> None:
@@ -199,7 +198,7 @@ class Driver:
         self._calls.memory.remove(self.payloads.pop(job.order.task_id))
         self._calls.attempts.forget(job.order.task_id)
         self._count(call).add(outcome)
-        self.has_changed = True
+        self.touch()
         value = outcome.parts[0] if outcome.parts else b""
         self._calls.answer(self.worker_id, CallEnded(call.number, outcome.error), value)
 
@@ -216,17 +215,22 @@ class NestedCalls:
     :param actions: of the manager's core, for answers to workers.
     :param memory: where values and arguments are counted.
     :param jitter: see :class:`~farcall_endpoint.graphs.attempts.Attempts`.
+    :param uses: what drivers have used.
     :param node: its host name.
     """
 
-    def __init__(self, *, actions: list[Action], memory: Memory, jitter: Callable[[], float], node: str = "") -> None:
+    def __init__(
+        self, *, actions: list[Action], memory: Memory, jitter: Callable[[], float], uses: Uses, node: str = ""
+    ) -> None:
         self._actions = actions
+        self._uses = uses
         self.memory = memory
         self.node = node
         self.limits: Limits | None = None
         self.attempts: Attempts[str] = Attempts(jitter)
         #: By the id of the driver's job.
         self.drivers: dict[str, Driver] = {}
+        uses.drivers = self.drivers
         self._waits: list[tuple[float, Job]] = []  # seconds from now on
         self._due: list[tuple[float, int, Job]] = []
         self._entries = 0
@@ -281,9 +285,14 @@ class NestedCalls:
         driver.dropped |= fresh
         return self._cancelled(fresh)
 
-    def over(self, job: Job) -> set[str]:
+    def over(self, job: Job, now: float) -> set[str]:
         """A driver has ended: the ids of its calls that have not."""
-        driver = self.drivers.pop(job.order.task_id)
+        driver = self.drivers[job.order.task_id]
+        if job.owner is not None:
+            used = self._of_calls(driver, now)
+            job.owner.sums.add(used.run_s, used.calls)
+        del self.drivers[job.order.task_id]
+        driver.sums.is_over = True
         gone = self._cancelled(driver.open)
         for task_id in driver.open:
             self.attempts.forget(task_id)
@@ -291,8 +300,6 @@ class NestedCalls:
         for payload in driver.payloads.values():
             self.memory.remove(payload)
         driver.payloads.clear()
-        if job.owner is not None:
-            job.owner.add_below(*driver.totals())
         return gone
 
     def _cancelled(self, task_ids: Iterable[str]) -> set[str]:
@@ -345,13 +352,26 @@ class NestedCalls:
 
     # -- for people ----------------------------------------------------------------------------------------------------
 
-    def details(self, job: Job, run_s: float) -> dict[str, Any]:
-        """How the calls of a driver are, by function, for the details of its result. ``run_s``: how long it ran."""
+    def used(self, job: Job, run_s: float, now: float) -> Used | None:
+        """Return the use of a driver that has had a place for ``run_s`` seconds; None if it is none."""
         driver = self.drivers.get(job.order.task_id)
-        if driver is None:
+        return None if driver is None else added(self._of_calls(driver, now), Used(run_s))
+
+    def _of_calls(self, driver: Driver, now: float) -> Used:
+        if driver.open:
+            return self._uses.of(driver, now)
+        return Used(driver.sums.run_s, driver.sums.calls)
+
+    def details(self, job: Job, run_s: float, now: float) -> dict[str, Any]:
+        """How the calls of a driver are, by function, and what all have used, for the details of its result.
+
+        :param run_s: how long it had a place.
+        """
+        used = self.used(job, run_s, now)
+        if used is None:
             return {}
-        calls, calls_s = driver.totals()
-        return {STAGES: msgspec.to_builtins(driver.states()), STAGE_CALLS: calls, STAGE_RUN_S: run_s + calls_s}
+        states = msgspec.to_builtins(self.drivers[job.order.task_id].states())
+        return {STAGES: states, STAGE_CALLS: used.calls, STAGE_RUN_S: used.run_s}
 
     def output(self, job: Job, own: Output | None) -> Output | None:
         """What a driver that has ended and its calls have printed."""
@@ -363,10 +383,16 @@ class NestedCalls:
         if now < self._shown_at + PROGRESS_PERIOD_S:
             return []
         shown = [driver for driver in self.drivers.values() if driver.has_changed and driver.job.owner is None]
+        if not shown:
+            return []
+        self._shown_at = now
+        uses, found = self._uses.all(now), []
         for driver in shown:
             driver.has_changed = False
-            self._shown_at = now
-        return [GraphProgress(driver.job.order.task_id, driver.states()) for driver in shown]
+            own = self._uses.of_worker(driver.worker_id, now)
+            used = uses.get(driver, Used(driver.sums.run_s, driver.sums.calls))
+            found.append(GraphProgress(driver.job.order.task_id, driver.states(), added(own, used)))
+        return found
 
     def _job(self, driver: Driver, call: Call, task_id: str, function: Frame, payload: Frame) -> Job:
         parent = driver.job.order

@@ -59,8 +59,8 @@ def clean_map(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
-    """Details of one task, which are stored with it: all of them, or none if they are too large. Those of a graph and
-    of files have limits of their own. ``now`` is in epoch seconds."""
+    """Details of one task, which are stored with it: all of them, or only what counts as usage if they are too large.
+    Those of a graph and of files have limits of their own. ``now`` is in epoch seconds."""
     if graphs.DETAILS.isdisjoint(value) and FILES not in value:
         return _clean_details(value, now=now)
     rest = {name: each for name, each in value.items() if name not in graphs.DETAILS and name != FILES}
@@ -89,7 +89,9 @@ def _clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
     earlier_run_s = cleaned.get(EARLIER_RUN_S, 0)
     if not _is_number(earlier_run_s) or earlier_run_s < 0:  # it would take off the usage of the last run
         del cleaned[EARLIER_RUN_S]
-    return cleaned if len(json.dumps(cleaned)) <= MAX_DETAILS else {}
+    if len(json.dumps(cleaned)) <= MAX_DETAILS:
+        return cleaned
+    return {EARLIER_RUN_S: earlier_run_s} if EARLIER_RUN_S in cleaned else {}  # a task decides how long the others are
 
 
 def clean_retry(value: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:

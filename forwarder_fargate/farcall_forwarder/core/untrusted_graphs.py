@@ -54,8 +54,10 @@ def clean_graph(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
     cleaned: dict[str, Any] = {STAGES: _within(states, _MAX_STAGES_BYTES)} if states else {}
     calls = _count(value.get(STAGE_CALLS), MAX_CALLS) or min(sum(s.ended for s in states), MAX_CALLS)
     if states or calls:
+        cleaned[STAGE_CALLS] = calls
         run_s = _seconds(value.get(STAGE_RUN_S)) or min(sum(s.run_s for s in states), _MAX_RUN_S)
-        cleaned |= {STAGE_CALLS: calls, STAGE_RUN_S: run_s}
+        if states or run_s:  # without it, the time from start to end counts
+            cleaned[STAGE_RUN_S] = run_s
     if values := _values(value.get(VALUES)):
         cleaned[VALUES] = values
     return cleaned

@@ -109,7 +109,7 @@ def _wall_s(task: Task, running_since: dt.datetime | None) -> float:
         wall_s = 0.0
     wall_s += float(task.details.get(EARLIER_RUN_S, 0.0))
     most_s = (moment(task.finished_at) - moment(task.submitted_at)).total_seconds()
-    return max(0.0, min(wall_s, most_s * max(1, int(task.details.get(STAGE_CALLS, 0)))))
+    return max(0.0, min(wall_s, most_s * (1 + int(task.details.get(STAGE_CALLS, 0)))))
 
 
 def _nodes(task: Task) -> int | None:
