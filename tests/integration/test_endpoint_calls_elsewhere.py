@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from farcall_common import wire
 from farcall_common.graphs import Graph, Input, Stage, pack_graph
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
@@ -18,7 +19,10 @@ from tests.support.scheduler import install_scheduler
 from tests.waiting import wait_until
 
 MIB = 2**20
-TWO = {"provider": {"type": "LocalProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2}}
+TWO = {
+    "isolation": "process",
+    "provider": {"type": "LocalProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +123,35 @@ def test_calls_of_a_running_task_run_on_both_managers(endpoint: EndpointProcess,
     assert set(managers) == {each.pid for each in endpoint.managers()}
     [calls] = ended.spec.details["stages"]
     assert (calls["state"], calls["calls"], calls["ended"]) == ("done", 20, 20)
+
+
+def tree(path: str, depth: int) -> int:
+    """Call itself, each call twice, and at last call short functions over and over until the file is there."""
+    from pathlib import Path
+
+    from farcall_common.running import current
+
+    if depth < 0:
+        return 1
+    while True:
+        calls = [current().submit(tree, path, depth - 1) for _ in range(2)]
+        count = sum(each.result() for each in calls)
+        if depth or Path(path).exists():
+            return count
+
+
+def test_single_tasks_of_others_do_not_wait_for_the_end_of_a_task_whose_calls_make_calls(
+    endpoint: EndpointProcess, tmp_path: Path
+) -> None:
+    cloud, gate = endpoint.cloud, tmp_path / "gate"
+    task_id = cloud.submit(tree, str(gate), 2)
+    try:
+        wait_until(lambda: any(each.task_id == task_id and each.state == "running" for each in cloud.transitions))
+        for _ in range(4):
+            assert cloud.end(cloud.submit(short, submitter=wire.new_id())).value == "short"
+    finally:
+        gate.touch()
+    assert cloud.end(task_id).value == 8
 
 
 def large(number: int, path: str, size: int) -> bytes:

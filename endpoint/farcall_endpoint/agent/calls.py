@@ -85,6 +85,7 @@ class CallsElsewhere:
     def note(self, home: str, waiting: Iterable[tuple[str, int]]) -> None:
         """A home has reported the calls that may leave."""
         counts = {key: count for key, count in waiting if count > 0}
+        self._managers.note_calls(home, waiting=bool(counts))
         if counts:
             self.waiting[home] = counts
         else:

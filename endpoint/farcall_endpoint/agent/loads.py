@@ -90,7 +90,8 @@ class ManagerLoad:
     number of reasons. ``latency_slots``: workers for tasks with a target, beyond ``slots``, and ``latency_free``: those
     without a task; below 0 by as many as wait there. ``pressure``: the part of the time in which some process of the
     node waits for a CPU. ``late``: the latency classes that would need more of them. ``long``: tasks here that run
-    for long, by the key of their environment; nothing should wait behind them.
+    for long, by the key of their environment; nothing should wait behind them. ``has_calls``: whether calls of tasks or
+    graphs wait here, or some of other managers' run here: their places take turns, however long the tasks run.
     """
 
     manager_id: str
@@ -108,6 +109,7 @@ class ManagerLoad:
     pressure: float = 0.0
     late: Collection[str] = ()
     long: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    has_calls: bool = False
 
     def room(self, depth: int) -> int:
         """Count the tasks that it takes, if so many may wait behind each running one that is not long."""

@@ -49,6 +49,7 @@ class ManagerEntry:
     environments: tuple[EnvironmentStatus, ...] = ()
     ahead: dict[str, int] = dataclasses.field(default_factory=dict)
     guests: int = 0
+    has_waiting_calls: bool = False
     awaiting: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def in_order(self) -> list[Task]:
@@ -304,6 +305,12 @@ class Managers:
             self.has_environments = True
             self._await(member, task)
 
+    def note_calls(self, manager_id: str, *, waiting: bool) -> None:
+        """Whether calls of tasks or graphs wait at their manager."""
+        if (member := self._members.get(manager_id)) is not None:
+            member.has_waiting_calls = waiting
+            member.load.has_calls = waiting or member.guests > 0
+
     def lend(self, manager_id: str, key: str, calls: int) -> None:
         """A manager gets so many calls of another one's tasks, in this environment; fewer if below 0."""
         member = self._members.get(manager_id)
@@ -311,6 +318,7 @@ class Managers:
             return
         member.guests += calls
         member.load.free -= calls
+        member.load.has_calls = member.has_waiting_calls or member.guests > 0
         if key:
             member.load.environments.setdefault(key, EnvironmentLoad()).sent += calls
             self._count_sent(key, calls)
@@ -474,15 +482,20 @@ class TaskQueue:
         return placed
 
     def _squeeze_in(self, managers: Sequence[ManagerLoad], *, now: float) -> Iterator[tuple[Task, str]]:
-        """Where more tasks wait at managers than should, since short ones were expected: a manager takes turns too, so
-        that a submitter that has nothing there need not wait until all of those have run."""
-        full = [manager for manager in managers if manager.free < 0]
+        """Where more tasks wait at managers than should, since short ones were expected, or tasks wait for calls: a
+        manager takes turns too, so that a submitter that has nothing there need not wait until all of those have
+        run."""
+        full = [manager for manager in managers if manager.free < 0 or (manager.has_calls and manager.free <= 0)]
         while full and (found := self._tasks.take(new_submitters_only=True)) is not None:
             task = found[1]
-            lasting = [manager for manager in full if manager.takes(task, now=now) and _has(manager, task)]
+            lasting = [
+                manager
+                for manager in full
+                if manager.takes(task, now=now) and _has(manager, task) and (task.is_idempotent or manager.has_calls)
+            ]
             if task.stage is not Stage.QUEUED:
                 self._tasks.done(found[0])
-            elif not lasting or not task.is_idempotent:
+            elif not lasting:
                 self._tasks.undo(*found)
                 return
             else:

@@ -188,6 +188,8 @@ def main() -> None:
     Manager(
         core=ManagerCore(
             slots=len(slots),
+            # A process keeps what it has in the memory of an accelerator.
+            steps_aside=not any(slot.accelerators for slot in slots),
             prefetch=PrefetchPolicy(horizon_s=_HORIZON_S, limit=options.prefetch),
             batching=not options.no_batching,
             start_limit_s=options.start_limit,

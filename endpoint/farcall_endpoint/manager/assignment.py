@@ -45,6 +45,7 @@ class Assignment:
     :param workers: all of the manager; no other object adds or removes any.
     :param actions: of the manager's core.
     :param slots: number of workers with a place.
+    :param steps_aside: see :class:`~farcall_endpoint.manager.extra_workers.Extras`.
     :param default_key: of the environment of tasks that name none.
     :param prefetch: how many tasks to queue behind the running one.
     :param most_packet_tasks: so many tasks may share a packet; 1: calls of graphs are not sent ahead either.
@@ -68,6 +69,7 @@ class Assignment:
         actions: list[Action],
         latency: LatencyTasks,
         slots: int,
+        steps_aside: bool,
         default_key: str,
         prefetch: PrefetchPolicy,
         most_packet_tasks: int,
@@ -104,7 +106,7 @@ class Assignment:
             idle=idle,
             unlimited=not tasks_per_worker,
         )
-        self._extras = Extras(workers=workers, queue=queue)
+        self._extras = Extras(workers=workers, queue=queue, slots=slots, steps_aside=steps_aside)
         self.free_slots = collections.deque[tuple[int, Pair | None]]((slot, OWN) for slot in range(slots))
         self._next_worker_id = 0
         self._latency_numbers = itertools.count()
@@ -158,6 +160,9 @@ class Assignment:
                 continue
             if self._queue:
                 self._queue.got_place(pair)
+            if self._extras.count and self._extras.bring_back(pair, slot=slot, now=now):
+                self._reports.changed = True
+                continue
             if self._warm.parked and self._warm.resume(pair, slot=slot, now=now):
                 self._reports.changed = True
                 continue
@@ -180,7 +185,7 @@ class Assignment:
         """A worker has died: its slot is free."""
         worker = self._workers.pop(worker_id)
         self._reports.changed = True
-        if worker.extra:
+        if worker.extra or worker.aside:
             self._extras.count -= 1
         elif not self._warm.forget(worker) and worker.has_slot:
             # A worker that dies with each task does not keep its place: whose turn it is gets it.
@@ -204,9 +209,13 @@ class Assignment:
         self._preparations.worker_not_started(worker, words, event.stderr_tail, now)
 
     def vacate(self, worker: Worker) -> None:
-        """Free the place of an idle worker: it stays warm without one if it may, else it is ended. So is a start."""
+        """Free the place of an idle worker: it stays warm without one if it may, else it is ended. So is a start. A
+        driver that waits for its calls stays without a place."""
         place = worker.place
-        if worker.pair.target or not worker.is_ready:
+        if worker.jobs:
+            self._extras.step_aside(worker)
+            self.free_slots.append((worker.slot, place))
+        elif worker.pair.target or not worker.is_ready:
             self._interruptions.kill(worker)
         elif self._warm.park(worker):
             self.free_slots.append((worker.slot, place))
@@ -251,7 +260,7 @@ class Assignment:
         if self._extras.count:
             for worker in self._extras.surplus(now):
                 self._interruptions.kill(worker)
-        if self._warm.parked and self.free_slots and (not only_needed or self._queue):  # theirs
+        if (self._warm.parked or self._extras.count) and self.free_slots and (not only_needed or self._queue):  # theirs
             self.launch(now)
             self._assign(now)
         if self._environments or self._warm.parked:  # now that those that are ready have got what waits for them
@@ -261,7 +270,7 @@ class Assignment:
     def _assign(self, now: float) -> None:
         """Share the queue among workers that are idle or soon will be; others wait, so that packets are few."""
         if self._queue and not self._reports.is_window_full:
-            for worker in self.placement.moved_yields(now):
+            for worker in self.placement.moved_yields(now, self._extras.may_step_aside):
                 self.vacate(worker)
             most_left = (self._prefetch.depth + 1) // 2
             workers = [
@@ -269,6 +278,8 @@ class Assignment:
                 for worker in self._workers.values()
                 if len(worker.jobs) <= most_left and not worker.overdue and worker.accepts_tasks
             ]
+            if self._extras.count and (held := self._extras.held_back()):
+                workers = [worker for worker in workers if worker.worker_id not in held]
             if self._graphs.spread:  # the one that is idle longest comes first, not one that is still awake
                 workers.sort(key=lambda worker: (len(worker.jobs), worker.since))
             else:
@@ -386,7 +397,7 @@ class Assignment:
 
     def _yield(self, worker: Worker, pair: Pair) -> None:
         worker.yields_to = pair
-        if worker.jobs:
+        if worker.jobs and not self._extras.may_step_aside(worker, pair):
             self._interruptions.recall(worker)
         else:
             self.vacate(worker)

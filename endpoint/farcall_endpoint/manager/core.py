@@ -118,6 +118,7 @@ class ManagerCore:
     """All decisions of one manager.
 
     :param slots: number of workers with a place; each runs one task at a time.
+    :param steps_aside: see :class:`~farcall_endpoint.manager.extra_workers.Extras`.
     :param prefetch: how many tasks to queue behind the running one.
     :param batching: whether several tasks may share a packet, and calls of graphs may be sent before what they wait
         for has ended.
@@ -142,6 +143,7 @@ class ManagerCore:
         self,
         *,
         slots: int,
+        steps_aside: bool = True,
         prefetch: PrefetchPolicy,
         batching: bool = True,
         start_limit_s: float = 60.0,
@@ -235,6 +237,7 @@ class ManagerCore:
             actions=self._actions,
             latency=self._latency,
             slots=slots,
+            steps_aside=steps_aside,
             default_key=default_key,
             prefetch=prefetch,
             most_packet_tasks=orders.MAX_PACKET_TASKS if batching else 1,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from farcall_endpoint.manager.environment_states import EnvironmentStates, State
@@ -157,24 +157,30 @@ class Placement:
         ]
         return next(iter(self._pool.in_order(idle)), None)
 
-    def moved_yields(self, now: float) -> list[Worker]:
-        """Of the workers of a payer, the first that is idle yields. None does if nothing waits for it any more.
-        The workers that now yield at once."""
-        moved: list[Worker] = []
+    def moved_yields(self, now: float, may_step_aside: Callable[[Worker, Pair], bool]) -> Iterator[Worker]:
+        """Of the workers of a payer, the first that is idle yields, or whose task waits for its calls. None does if
+        nothing waits for it any more. The workers that now yield at once; the caller frees the place of each before it
+        asks for the next one.
+
+        :param may_step_aside: see :meth:`~farcall_endpoint.manager.extra_workers.Extras.may_step_aside`.
+        """
         for worker in self._workers.values():
             if worker.yields_to is None or worker.killed or not worker.jobs or worker.pair.target:
                 continue
             if not self._queue.waiting(worker.yields_to):
                 worker.yields_to = None
                 continue
+            if may_step_aside(worker, worker.yields_to):
+                yield worker
+                continue
             for other in self._active():
+                if other.pair.share_of != worker.pair.share_of or now < other.turn_began + TURN_S:
+                    continue
                 is_idle = other.accepts_tasks and not other.jobs and other.pair != worker.yields_to
-                same = other.pair.share_of == worker.pair.share_of
-                if is_idle and same and now >= other.turn_began + TURN_S:
+                if is_idle or (other.yields_to is None and may_step_aside(other, worker.yields_to)):
                     other.yields_to, worker.yields_to = worker.yields_to, None
-                    moved.append(other)
+                    yield other
                     break
-        return moved
 
     def would_overrun(self, worker: Worker, now: float) -> bool:
         """Whether a task of average length would end after the worker's turn."""
@@ -182,7 +188,7 @@ class Placement:
 
     def has_place(self, payer: str) -> bool:
         """Whether a payer has a place, or gets one."""
-        return any(payer in (worker.pair.share_of, worker.place.share_of) for worker in self._active())
+        return any(payer in (worker.pair.share_of, worker.place.share_of) for worker in self._with_share())
 
     # -- needs ---------------------------------------------------------------------------------------------------------
 
@@ -262,7 +268,7 @@ class Placement:
         unwanted = [each for each in starting if each.pair != pair and not self._queue.waiting(each.pair)]
         if unwanted:
             return unwanted[-1]
-        counts = collections.Counter(worker.place.share_of for worker in self._active())
+        counts = self._by_payer()
         for worker in reversed(starting):
             payer = worker.pair.share_of
             if counts[payer] > max(1, counts[pair.share_of] + 1):
@@ -287,7 +293,7 @@ class Placement:
 
     def _place_of_payer(self, payer: str, others: list[Worker], now: float) -> Worker | None:
         """A worker of another payer that has more than this one, or whose turn is over."""
-        counts = collections.Counter(worker.place.share_of for worker in self._active())
+        counts = self._by_payer()
         others = [worker for worker in others if worker.pair.share_of != payer]
         if not counts[payer]:
             for worker in others:
@@ -347,6 +353,14 @@ class Placement:
     def _active(self) -> Iterator[Worker]:
         """The workers that have a place."""
         return (worker for worker in self._workers.values() if worker.has_slot)
+
+    def _with_share(self) -> Iterator[Worker]:
+        """The same, and those that run again after another submitter got their place: they use as much of the node."""
+        return (worker for worker in self._workers.values() if worker.has_slot or (worker.aside and not worker.waits))
+
+    def _by_payer(self) -> Mapping[str, int]:
+        """How much of the node each payer has, in places."""
+        return collections.Counter(worker.place.share_of for worker in self._with_share())
 
     def _starting(self) -> Iterator[Worker]:
         """The workers with a place that start in an environment."""

@@ -241,7 +241,7 @@ class TaskQueue:
     def _next_pair(self, key: str, least_depth: int) -> Pair | None:
         """The pair with jobs as deep in an environment that is next."""
         return next(
-            (pair for pair in self._by_turn() if pair.key == key and self._depth(pair) >= least_depth),
+            (pair for pair in self._by_turn() if pair.key == key and self.depth(pair) >= least_depth),
             None,
         )
 
@@ -253,20 +253,21 @@ class TaskQueue:
             by_payer[pair.share_of].append(pair)
         return [pair for pairs in by_payer.values() for pair in sorted(pairs, key=self._entered.__getitem__)]
 
-    def _depth(self, pair: Pair) -> int:
+    def depth(self, pair: Pair) -> int:
+        """Depth of the deepest waiting job of a submitter and environment; -1 if none waits."""
         jobs = self._jobs.get(pair)
         return -1 if jobs is None else jobs.depth
 
     def deepest(self) -> list[tuple[Pair, int]]:
         """For whose workers the deepest job of each submitter waits, and its depth; the deepest of all first. Where
         workers serve all submitters, that is one pair."""
-        pairs = sorted(self._jobs, key=self._depth, reverse=True)
+        pairs = sorted(self._jobs, key=self.depth, reverse=True)
         if self._shared:
-            return [(Pair("", pair.key), self._depth(pair)) for pair in pairs[:1]]
+            return [(Pair("", pair.key), self.depth(pair)) for pair in pairs[:1]]
         first: dict[str, Pair] = {}
         for pair in pairs:
             first.setdefault(pair.submitter, pair)
-        return [(pair, self._depth(pair)) for pair in first.values()]
+        return [(pair, self.depth(pair)) for pair in first.values()]
 
     def take_out(self, task_ids: Collection[str]) -> list[Job]:
         """Take out tasks; they do not count as taken."""

@@ -52,7 +52,8 @@ class Worker:
     """A worker process, from its launch to its death.
 
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
-    wait, and of this number, from 1 (see :mod:`.extra_workers`); or one of a latency class (see :mod:`.latency_tasks`).
+    wait, and of this number, from 1 (see :mod:`.extra_workers`); or ``aside``: its task waited for calls, and another
+    submitter got its place; or one of a latency class (see :mod:`.latency_tasks`).
     ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
     so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
     functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks. ``excess``: the limit that
@@ -83,6 +84,7 @@ class Worker:
     age: float = 0.0  # clock of the warm pool at its last task
     pid: int = 0  # as it says itself
     extra: int = 0
+    aside: bool = False
     awaits: int = 0  # of its jobs, those whose input another worker has not sent
     drives: bool = False
     waits: bool = False
@@ -93,7 +95,7 @@ class Worker:
     @property
     def has_slot(self) -> bool:
         """Whether it occupies a slot."""
-        return not (self.parked or self.extra or self.pair.target)
+        return not (self.parked or self.extra or self.aside or self.pair.target)
 
     @property
     def place(self) -> Pair:
@@ -106,7 +108,8 @@ class Worker:
             self.is_ready
             and self.yields_to is None
             and self.tasks_left != 0
-            and not (self.killed or self.recalling or self.syncing or self.parked or self.drives or self.awaits)
+            and not (self.killed or self.recalling or self.syncing or self.parked or self.aside)
+            and not (self.drives or self.awaits)
         )
 
     @property
