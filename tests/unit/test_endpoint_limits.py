@@ -21,7 +21,7 @@ from farcall_endpoint.agent.fleet import NO_LIMITS
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.isolation import bubblewrap
 from farcall_endpoint.manager.limits import OWN_BYTES, TaskUse, breach, is_limited, start_bytes
-from farcall_endpoint.manager.processes import MeasuredTask, Measuring, output_bytes
+from farcall_endpoint.manager.processes import MeasuredTask, Measuring, ShareLimit, output_bytes
 from farcall_endpoint.memory_files import Mounts, held
 from farcall_endpoint.prefetch import PrefetchPolicy
 from farcall_endpoint.protocol import Limits, TaskOrder
@@ -112,6 +112,15 @@ def test_a_start_has_as_much_memory_as_a_task_and_what_python_takes() -> None:
     uses = [TaskUse(resident_bytes=OWN_BYTES, file_bytes=more_bytes) for more_bytes in (OWN_BYTES, OWN_BYTES + 1)]
     records = [breach(None, use, output_bytes=0, processes=0, most_start_bytes=most_bytes) for use in uses]
     assert [record and record.code for record in records] == [None, "MEMORY_EXCEEDED"]
+
+
+def test_what_computes_outside_of_tasks_counts_by_submitter() -> None:
+    limit = ShareLimit(4.0)
+    many = {"eve": dict.fromkeys(range(3), 0.06) | {3: 0.0}, "ada": {4: 0.09}, "bob": {5: 0.0, 6: 0.3}}
+    assert limit.excess(many, now=0.0) == []
+    assert limit.excess({**many, "bob": {5: 0.0, 6: 0.0}}, now=3.0) == []
+    assert limit.excess(many, now=4.0) == [0, 1, 2], "no one of them uses a tenth of a processor; bob has begun again"
+    assert limit.excess(many, now=8.0) == [0, 1, 2, 6]
 
 
 def test_memory_counts_descendants_to_each_of_their_ancestors() -> None:

@@ -59,6 +59,8 @@ _logger = logging.getLogger(__name__)
 _LONGEST_SOCKET_NAME: Final = 100
 """Of 108 bytes with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
+_WITHOUT_TEMPLATES_S: Final = 600.0
+_MOST_WITHOUT_TEMPLATES: Final = 1000
 _LOCATED_S: Final = 1.0
 """So long after an answer a location counts as looked up just now."""
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -145,6 +147,7 @@ class EnvironmentLauncher:
         )
         self._epoll.register(self._pool.fileno(), select.EPOLLIN)
         self._templates: set[Container] = set()
+        self._without_templates: dict[str, float] = {}  # until when, by submitter
         self._own: dict[str, subprocess.Popen[bytes]] = {}
         self._ends: dict[str, int] = {}  # descriptors of the processes of templates, by name
 
@@ -451,6 +454,8 @@ class EnvironmentLauncher:
 
     def _start_template(self, key: str, environment: Environment, wanted: ContainerStart) -> None:
         """A worker has begun: start a template for the next ones like it, if there should be another one."""
+        if time.monotonic() < self._without_templates.get(wanted.group, 0.0):
+            return
         statistics = statistics_key(environment.key, wanted.group)
         modules = self._pool.wanted(key, statistics, environment, now=time.monotonic())
         if modules is None or self._pool.branch(
@@ -541,8 +546,13 @@ class EnvironmentLauncher:
         self._pool.takes(name, size_bytes)
 
     def end_template(self, name: str, reason: str) -> None:
-        """End a template, and the workers that are forks of it."""
+        """End a template, and the workers that are forks of it. Its submitter gets none for a while: the next one could
+        be of another environment."""
         for container in [each for each in self._templates if each.name == name]:
+            if container.origin is not None:
+                if len(self._without_templates) >= _MOST_WITHOUT_TEMPLATES:
+                    self._without_templates.clear()
+                self._without_templates[container.origin[1].group] = time.monotonic() + _WITHOUT_TEMPLATES_S
             family = self._pool.named(name)
             for template in family:
                 template.kill_all(reason)

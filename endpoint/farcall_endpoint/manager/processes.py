@@ -36,7 +36,7 @@ _IDLE_SHARE: Final = 0.1
 """Processors that the idle workers of a submitter use at most, in all, and besides for each of them: libraries have
 threads of their own."""
 _IDLE_SHARE_OF_EACH: Final = 0.01
-IDLE_LIMIT_S: Final = 2 * _IDLE_PERIOD_S
+IDLE_LIMIT_S: Final = 5 * _IDLE_PERIOD_S
 """So long they may use more."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
@@ -438,7 +438,7 @@ class Leftovers:
 
     def __init__(self, root: int, submitter: str = "") -> None:
         self.submitter = submitter
-        #: Processors that the worker used between the last two looks, if it was idle at both.
+        #: Processors that the worker has used while it was idle, as a moving average.
         self.idle_share = 0.0
         self._root = root
         self._own: dict[int, int] = {}  # starts, by process id: ids are used again
@@ -475,9 +475,8 @@ class Leftovers:
     def _measure_idle(self, *, now: float, is_idle: bool) -> None:
         before = self._idle
         self._idle = (now, sum(map(processor_s, {self._root, *self._own}))) if is_idle else None
-        self.idle_share = 0.0
         if before is not None and self._idle is not None and now > before[0]:
-            self.idle_share = (self._idle[1] - before[1]) / (now - before[0])
+            self.idle_share = (self.idle_share + (self._idle[1] - before[1]) / (now - before[0])) / 2
 
 
 class ShareLimit:
@@ -492,7 +491,7 @@ class ShareLimit:
         self._since: dict[str, float] = {}
 
     def excess(self, shares: Mapping[str, Mapping[_Key, float]], *, now: float) -> list[_Key]:
-        """Those that use most, of submitters whose shares have been too large for long.
+        """All that compute, of submitters whose shares have been too large for long.
 
         :param shares: processors in use, by submitter.
         """
@@ -505,7 +504,7 @@ class ShareLimit:
         found: list[_Key] = []
         for submitter, since in list(self._since.items()):
             if now >= since + self._limit_s:
-                found.append(max(shares[submitter], key=shares[submitter].__getitem__))
+                found += [key for key, share in shares[submitter].items() if share > _IDLE_SHARE_OF_EACH]
         return found
 
 

@@ -40,7 +40,7 @@ class Found(NamedTuple):
 @dataclasses.dataclass
 class _Seen:
     """What was seen of a template: looks at which it had other processes; its processor time and forks at the
-    beginning of a period, and the processors that it used in the last one; and since when it has not answered a
+    beginning of a period, and the processors that it used, as a moving average; and since when it has not answered a
     request."""
 
     looks: int = 0
@@ -118,7 +118,8 @@ class TemplateWatch:
             used_s = sum(map(processor_s, own))
             of_forks_s = _FORK_S * (template.forked - seen.forked)
             if not math.isnan(seen.period_from):
-                seen.share = max(0.0, used_s - seen.used_s - of_forks_s) / (now - seen.period_from)
+                share = max(0.0, used_s - seen.used_s - of_forks_s) / (now - seen.period_from)
+                seen.share = (seen.share + share) / 2
             seen.period_from, seen.used_s, seen.forked = now, used_s, template.forked
             found.sizes[template.name] = tree_bytes(_root_of(template), without=template.workers) or 0
         if seen.looks >= _MOST_LOOKS:
