@@ -19,10 +19,7 @@ from tests.support.scheduler import install_scheduler
 from tests.waiting import wait_until
 
 MIB = 2**20
-TWO = {
-    "isolation": "process",
-    "provider": {"type": "LocalProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2},
-}
+TWO = {"provider": {"type": "LocalProvider", "init_blocks": 2, "min_blocks": 2, "max_blocks": 2}}
 
 
 @pytest.fixture(scope="module")
