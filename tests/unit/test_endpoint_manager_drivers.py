@@ -218,3 +218,30 @@ def test_drivers_of_several_submitters_all_end_and_hold_up_no_single_task(seed: 
     assert endpoint.most_over <= 0
     assert endpoint.most_workers <= 2 * slots + payers + 3 * max(map(levels, trees))
     assert not endpoint.rig.core._nested.drivers
+
+
+def test_a_driver_that_runs_again_without_a_place_counts_as_one_and_gets_the_next() -> None:
+    endpoint = Endpoint(slots=1, leaf_s=1.5)
+    endpoint.resumed_for["m"] = 20.0
+    endpoint.submit("m", "m", full(1, 2))
+    endpoint.run_until(1.0)
+    endpoint.submit("g", "g", full(1, 2))  # it has the place when the calls of m have ended
+    endpoint.run_until(12.0)
+    [driver] = [worker for worker in endpoint.rig.core._workers.values() if worker.runs("m")]
+    assert "g" in endpoint.ended
+    endpoint.submit("m2", "m")
+    endpoint.run_until(13.0)
+    assert driver.has_slot
+    assert "m2" not in endpoint.waited
+    endpoint.run_until(60.0)
+    assert {"m", "m2", "g"} <= set(endpoint.ended)
+
+
+def test_a_driver_on_a_slot_with_an_accelerator_keeps_it_and_its_calls_go_on() -> None:
+    endpoint = Endpoint(slots=2, leaf_s=0.5, steps_aside=False)
+    endpoint.submit("m", "m", full(2, 3))
+    endpoint.run_until(3.0)
+    endpoint.submit("g", "g")
+    endpoint.run_until(30.0)
+    assert {"m", "g"} <= set(endpoint.ended)
+    assert not endpoint.rig.core._nested.drivers

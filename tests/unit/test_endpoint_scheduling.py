@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from farcall_common.errors import ErrorRecord
@@ -9,6 +10,7 @@ from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
 from farcall_endpoint.agent.core import AgentCore
 from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
+from farcall_endpoint.agent.managers import TaskQueue
 from farcall_endpoint.agent.scheduling import round_robin
 from farcall_endpoint.agent.tasks import Stage, Task
 from farcall_endpoint.prefetch import PrefetchPolicy
@@ -157,3 +159,19 @@ def test_a_manager_whose_first_worker_starts_is_busy_while_tasks_wait() -> None:
     core.decide(now=1.0)
     core.manager_registered("second", slots=1)
     assert core.demand().busy == ["new"], "no task waits"
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize(("has_calls", "placed"), [(False, []), (True, ["one"])])
+def test_a_submitter_without_tasks_gets_one_to_a_full_manager_whose_places_take_turns(
+    has_calls: bool, placed: list[str], idempotent: bool
+) -> None:
+    queue = TaskQueue()
+    for name in ("one", "two"):
+        given = msgspec.structs.replace(spec(name, idempotent=idempotent), submitter="g")
+        queue.add(Task(1, given, 1, Stage.QUEUED, 0.0))
+    loads = [ManagerLoad("a", 2, 0), ManagerLoad("b", 1, 0, has_calls=has_calls)]
+    found = queue.place(round_robin(), loads, depth=0, now=0.0, environments={})
+    assert [each.task_id for each, _ in found] == placed
+    assert {name for _, name in found} <= {"b"}
+    assert len(queue) == 2 - len(placed)

@@ -38,6 +38,7 @@ class ManagerEntry:
     """A manager. ``load`` counts the workers that are there, ``slots`` those that there should be; ``outstanding`` are
     its tasks in the order in which it got them. ``node``: its host name. ``environments``: as reported last. ``ahead``:
     what graphs among the tasks add to that of the load. ``guests``: slots for calls of other managers' tasks.
+    ``has_waiting_calls``: whether calls of its own tasks wait there.
     ``awaiting``: tasks that use no slot while the node prepares their environments, each with its payer."""
 
     slots: int
