@@ -236,6 +236,8 @@ def story() -> list[tuple[float, list[ev.Event]]]:
         (1.965, [ev.WorkerEnding("n", "a")]),
         (1.97, [ev.CopiesReported("n", FilesReported(wanted=(FileContent("", "ab" * 32, 7),)))]),
         (2.0, [ev.ManagerLost("m", "it died"), ev.UploadFailed("c", 5, "HTTP 500", retryable=True)]),
+        (2.4, [ev.ManagerProgress("b", Progress(started=(Started("d", 2.2),), workers=1))]),
+        (2.5, [ev.ManagerProgress("b", Progress(workers=1, returned=("e",)))]),
         (9.0, []),
         (9.1, [ev.SessionClosed(), ev.DrainOrdered()]),
         (9.2, [ev.SessionOpened([wire.TaskRef(task_id="b", attempt=1)])]),
