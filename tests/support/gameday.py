@@ -161,14 +161,14 @@ class Sessions:
                 self._connect(loop, self._sessions)
                 while not self._stop.is_set():
                     loop.serve(_SERVE_S)
-                    self._follow(loop)
+                    self._watch_peers(loop)
                 for session in self._sessions:
                     self._disconnect(loop, session)
         except BaseException as error:
             self._error = error
             raise
 
-    def _follow(self, loop: PeerLoop) -> None:
+    def _watch_peers(self, loop: PeerLoop) -> None:
         now = time.monotonic()
         for session in self._sessions:
             if _is_disconnected(session):

@@ -508,7 +508,7 @@ class AgentCore:
             if self._held.restore(task, refused, now):
                 dispatched.append(task)
         if event.has_leftovers:
-            # The files of others are staged again: until then their directories would hold copies that nobody counts.
+            # The files of others are staged again: until then their directories would hold copies that do not count.
             self._staging.restore([task.task_id for task in self._held.by_id.values() if task.kept is not None])
         self._held.number_after(max((task.seq for task in event.tasks), default=0))
         reason = "the endpoint was stopped or died while it had the task"
