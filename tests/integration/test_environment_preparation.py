@@ -22,7 +22,7 @@ from farcall_endpoint.environments.apptainer import ApptainerRunner
 from farcall_endpoint.environments.bundle import Abi, make_bundle
 from farcall_endpoint.environments.image_preparation import Preparation
 from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.preparation import Failed, PreparationReport, PreparationSettings, Prepared
+from farcall_endpoint.environments.preparation import Crowded, Failed, PreparationReport, PreparationSettings, Prepared
 from farcall_endpoint.environments.runners import runners_of
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.manager.events import EnvironmentReady
@@ -42,6 +42,24 @@ def ended(environment: Environment, cache: Path, settings: EnvironmentSettings) 
     last = reports[-1]
     assert isinstance(last, Prepared | Failed)
     return last if isinstance(last, Prepared) else last.record
+
+
+def test_what_is_beyond_the_limit_goes_when_it_is_released(tmp_path: Path) -> None:
+    index, reports = tmp_path / "index", list[PreparationReport]()
+    index.mkdir()
+    environments = [Environment(type="uv", requirements=(name,)) for name in ("bridge", "stone")]
+    for environment in environments:
+        make_wheel(index, environment.requirements[0], "1.0")
+    settings = EnvironmentSettings(index_url=str(index), cache_bytes=1)
+    of = PreparationSettings(environments=settings, cache=str(tmp_path / "cache"))
+    preparation = Preparation(of, report=reports.append, runners=runners_of(settings))
+    for environment in environments:
+        preparation.prepare(environment, trusted=True)
+    images = [Path(report.image) for report in reports if isinstance(report, Prepared)]
+    assert Crowded() in reports
+    assert [image.exists() for image in images] == [True, True]
+    preparation.release(environments[0].key)
+    assert [image.exists() for image in images] == [False, True]
 
 
 @contextlib.contextmanager

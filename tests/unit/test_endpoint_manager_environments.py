@@ -26,6 +26,7 @@ from farcall_endpoint.manager.events import (
     EnvironmentGone,
     EnvironmentProgress,
     EnvironmentReady,
+    EnvironmentsCrowded,
     Event,
     Job,
     LimitExceeded,
@@ -657,6 +658,15 @@ def test_nothing_depends_on_the_clock_of_the_wall(seed: int) -> None:
 
 
 # -- warm workers ------------------------------------------------------------------------------------------------------
+
+
+def test_what_nothing_needs_is_released_at_once_if_there_is_no_room() -> None:
+    rig = prepared(A, B, slots=1)
+    rig.settle(tasks(A, "a1"))
+    rig.settle(EnvironmentsCrowded())
+    assert rig.released == [B.key], "a task runs in the other one"
+    rig.settle(tasks(B, "b1"))
+    assert rig.prepared == ["a", "b", "b"]
 
 
 def test_an_idle_worker_ends_after_its_time_and_then_its_environment_is_released() -> None:

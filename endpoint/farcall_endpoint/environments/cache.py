@@ -42,6 +42,8 @@ class Cache:
     def __init__(self, directory: Path, *, most_bytes: int) -> None:
         self.directory = directory
         self._most_bytes = most_bytes
+        #: What was beyond the limit after the last :meth:`clean`, and is in use.
+        self.excess_bytes = 0
         self._held: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -140,6 +142,7 @@ class Cache:
             if self._remove(name):
                 excess -= sizes[name]
                 removed.append(name)
+        self.excess_bytes = max(0, excess)
         return removed
 
     def remove(self, name: str) -> None:

@@ -22,6 +22,7 @@ from farcall_endpoint.environments.bundle import make_bundle, name_of
 from farcall_endpoint.environments.cache import Cache
 from farcall_endpoint.environments.commands import CommandError, Commands
 from farcall_endpoint.environments.preparation import (
+    Crowded,
     Failed,
     Located,
     PreparationReport,
@@ -115,6 +116,13 @@ class Preparation:
         for name in self._entries.pop(key, ()):
             if not any(name in names for names in list(self._entries.values())):  # threads add some
                 self._cache.release(name)
+        if self._cache.excess_bytes:
+            self._clean()
+
+    def _clean(self) -> None:
+        self._cache.clean()
+        if self._cache.excess_bytes:
+            self._report(Crowded())
 
     def _prepare(self, environment: Environment, *, trusted: bool) -> Prepared:
         key, deadline = environment.key, time.monotonic() + self._settings.start_limit_s
@@ -135,7 +143,7 @@ class Preparation:
                     self._run(key, preparation.what, preparation.commands, deadline=deadline, log=log)
                     if not Path(preparation.image).exists():
                         raise PreparationError(outcomes.environment_failed(environment.label, "it made no image"))
-            self._cache.clean()
+            self._clean()
         else:
             self._run(key, preparation.what, preparation.commands, deadline=deadline, log=log)
         self._report(Progressed(key, "looking for a Python"))
@@ -158,7 +166,7 @@ class Preparation:
                 index_url=self._settings.index_url,
             )
         if is_new:
-            self._cache.clean()
+            self._clean()
         return Prepared(key, preparation.image, python.executable, python.abi, str(self._cache.directory / bundle))
 
     def _locate(self, environment: Environment, runner: Runner, *, trusted: bool) -> access.Place | None:

@@ -80,6 +80,10 @@ class Failed(_Message, frozen=True):
     record: ErrorRecord
 
 
+class Crowded(_Message, frozen=True):
+    """The cache has more than its limit, all of it in use: what is not needed now is to be released."""
+
+
 class Located(_Message, frozen=True):
     """What an environment names on the node; None if there is nothing to check. ``record``: why its tasks cannot use
     it."""
@@ -94,7 +98,7 @@ class Alive(_Message, frozen=True):
 
 
 Order = Prepare | Locate | Ping | Release | Started | Ended
-PreparationReport = Progressed | Prepared | Failed
+PreparationReport = Progressed | Prepared | Failed | Crowded
 Report = PreparationReport | Located | Alive
 
 

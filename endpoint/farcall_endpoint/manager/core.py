@@ -45,6 +45,7 @@ from farcall_endpoint.manager.events import (
     EnvironmentGone,
     EnvironmentProgress,
     EnvironmentReady,
+    EnvironmentsCrowded,
     Event,
     Instant,
     Job,
@@ -378,6 +379,8 @@ class ManagerCore:
                 self._interruptions.recalled(self._workers[worker_id], revoked, self._kept, now)
             case WorkerDied():
                 self._worker_died(event, instant)
+            case EnvironmentsCrowded():
+                self._preparations.release_unused(instant)
             case EnvironmentProgress() | EnvironmentReady() | EnvironmentFailed() | EnvironmentGone() | Prewarm():
                 if self._stop_at is None:
                     self._preparations.handle(event, instant)

@@ -18,7 +18,7 @@ from farcall_endpoint.environments.access import CONFINED_OUTSIDE, Place, confin
 from farcall_endpoint.environments.container import ContainerStart
 from farcall_endpoint.environments.launcher import EnvironmentLauncher, RunningTemplate
 from farcall_endpoint.environments.preload import statistics_key
-from farcall_endpoint.environments.preparation import Failed, PreparationReport, Prepared, Progressed
+from farcall_endpoint.environments.preparation import Crowded, Failed, PreparationReport, Prepared, Progressed
 from farcall_endpoint.environments.runner import Mount
 from farcall_endpoint.environments.settings import EnvironmentSettings
 from farcall_endpoint.environments.technologies import without_forks
@@ -27,7 +27,13 @@ from farcall_endpoint.environments.templates import ForkedProcess, template_key
 from farcall_endpoint.isolation import Isolation, bubblewrap, process_limits
 from farcall_endpoint.isolation.confinement import SUPERVISED
 from farcall_endpoint.isolation.environment import for_image, for_runner, for_submitter
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
+from farcall_endpoint.manager.events import (
+    EnvironmentFailed,
+    EnvironmentProgress,
+    EnvironmentReady,
+    EnvironmentsCrowded,
+    Event,
+)
 from farcall_endpoint.manager.processes import tree_bytes
 from farcall_endpoint.manager.worker_process import (
     ACCELERATORS,
@@ -177,6 +183,8 @@ class EnvironmentWorkers:
             case TemplateChange(environment_key=key, is_forkable=is_forkable):
                 (self._forkable.add if is_forkable else self._forkable.discard)(key)
                 return EnvironmentReady(key, forkable=is_forkable)
+            case Crowded():
+                return EnvironmentsCrowded()
             case Progressed(key=key, text=text):
                 return EnvironmentProgress(key, text)
             case Failed(key=key, record=record):

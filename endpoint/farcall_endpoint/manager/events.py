@@ -249,6 +249,10 @@ class EnvironmentFailed(_Event, frozen=True):
     record: ErrorRecord
 
 
+class EnvironmentsCrowded(_Event, frozen=True):
+    """What is prepared takes more than it may: what is not needed now is released."""
+
+
 class EnvironmentGone(_Event, frozen=True):
     """What was prepared of an environment is gone: it must be prepared again."""
 
@@ -318,6 +322,7 @@ Event = (
     | EnvironmentReady
     | EnvironmentFailed
     | EnvironmentGone
+    | EnvironmentsCrowded
     | Prewarm
     | CopyFiles
     | CopyEnded

@@ -170,6 +170,14 @@ class Preparations:
             due += [at for at in (state.due_at, state.retry_at if state.is_wanted else None) if at is not None]
         self.due_at = min(due)
 
+    def release_unused(self, now: Instant) -> None:
+        """Release what no worker and no task needs, without waiting for the end of the time for which it is kept."""
+        in_use = {worker.pair.key for worker in self._workers.values()} | self._queue.keys()
+        for state in self._states.values():
+            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
+                self._actions.append(Release(state.key))
+                state.released(now)
+
     def problem(self) -> str:
         """Why tasks that name no environment cannot run, if they have one."""
         return "" if self._default is None or self._default.record is None else self._default.record.message
