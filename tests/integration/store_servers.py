@@ -212,9 +212,7 @@ def _readable_by_all(package: Path) -> Path:
     if not copy.exists():
         fresh = Path(tempfile.mkdtemp(dir="/tmp"))
         fresh.chmod(0o755)
-        # The programs look for their libraries beside the package, by a relative path.
-        for name in (package.name, f"{package.name}.libs"):
-            shutil.copytree(package.with_name(name), fresh / name)
+        shutil.copytree(package, fresh / package.name)  # with the libraries of the programs
         with contextlib.suppress(OSError):  # another run was faster
             fresh.rename(copy)
     assert copy.stat().st_uid == os.geteuid(), f"{copy} was not made by us"
