@@ -8,6 +8,7 @@ import json
 import math
 import runpy
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -29,6 +30,7 @@ from tests.unit.infra_account import invoke
 #: Calls of a rotation: read the secret, add a value, prepare its login, make it current, withdraw the old login.
 STEPS = 5
 HANDLE = runpy.run_path(str(RUNTIME / "migration_resource.py"))["handle"]
+CONTEXT = SimpleNamespace(aws_request_id="an-invocation")
 
 
 class Interrupted(Exception):
@@ -53,7 +55,7 @@ class Account(Aws):
     def invoke(self, function: str, event: Mapping[str, str]) -> Mapping[str, str]:
         assert function == "migrator"
         self._step()
-        answer: Mapping[str, str] = HANDLE(dict(event), None)
+        answer: Mapping[str, str] = HANDLE(dict(event), CONTEXT)
         return answer
 
     def _step(self, **_event: Any) -> None:
@@ -72,7 +74,7 @@ def secrets(postgres_url: str, s3_environment: None, monkeypatch: pytest.MonkeyP
         arns[role.removeprefix("farcall_")] = client.create_secret(Name=role, SecretString=value)["ARN"]
     monkeypatch.setenv("FARCALL_DATABASE_URL", postgres_url)
     monkeypatch.setenv("FARCALL_DATABASE_ROLE_SECRET_ARNS", ",".join(arns.values()))
-    assert HANDLE({}, None)["changed"] is False  # as a person runs the migrator by hand
+    assert HANDLE({}, CONTEXT)["changed"] is False  # as a person runs the migrator by hand
     yield arns
     for arn in arns.values():
         client.delete_secret(SecretId=arn, ForceDeleteWithoutRecovery=True)
