@@ -141,3 +141,22 @@ def test_a_start_with_too_many_threads_fails_in_words(tmp_path: Path) -> None:
         task = endpoint.cloud.submit(use_stone, environment=environment, submitter=SUBMITTER)
         error = endpoint.cloud.end(task, timeout_s=WAIT_S).error
         assert error["code"] == "PROCESSES_EXCEEDED", error
+
+
+def leave_a_thread() -> int:
+    import os
+    import threading
+
+    def compute() -> None:
+        while True:
+            pass
+
+    threading.Thread(target=compute, daemon=True).start()
+    return os.getpid()
+
+
+def test_a_thread_that_computes_after_its_task_ends_its_worker(tmp_path: Path) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, engine={"isolation": "process"}) as endpoint:
+        worker = endpoint.cloud.end(endpoint.cloud.submit(leave_a_thread, submitter=SUBMITTER)).value
+        assert isinstance(worker, int)
+        wait_until(lambda: not psutil.pid_exists(worker))
