@@ -401,7 +401,7 @@ def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) ->
 
         node.events.clear()
         wait_until(is_over)
-        assert node.died(fork).startswith("killed by SIGKILL")
+        assert node.died(fork) == "killed by SIGKILL: its template has ended (it ended)"
         worker = node.launch(environment)
         assert worker.container is not None
         assert node.packet(worker).pid

@@ -60,6 +60,11 @@ class ManagerEntry:
         most = self.load.latency_slots
         return [*targets[:most], *others[: self.slots], *targets[most:], *others[self.slots :]]
 
+    def running(self) -> Iterator[Task]:
+        """Its tasks without a target that the manager has reported as running: they are among the oldest ones."""
+        oldest = itertools.islice(self.outstanding.values(), 2 * self.load.slots)
+        return (task for task in oldest if task.state is TaskState.RUNNING and not task.is_latency)
+
     def most_running(self) -> int:
         """How many of its tasks can run."""
         targets = sum(task.is_latency for task in self.outstanding.values())
@@ -177,16 +182,12 @@ class Managers:
             member.load.late = {each.name for each in status.classes if each.problem == NEEDS_CPU}
 
     def note_long_tasks(self) -> None:
-        """Find the tasks that managers have reported as running, where no slot is free: short ones end before. They are
-        the oldest ones."""
+        """Find the tasks that managers have reported as running, where no slot is free: short ones end before."""
         for member in self._members.values():
             load = member.load
             load.long = {}
             if load.free <= 0:
-                oldest = itertools.islice(member.outstanding.values(), 2 * load.slots)
-                load.long = collections.Counter(
-                    task.environment_key for task in oldest if task.state is TaskState.RUNNING and not task.is_latency
-                )
+                load.long = collections.Counter(task.environment_key for task in member.running())
 
     def behind_long_tasks(self) -> dict[str, list[str]]:
         """Tasks that have not begun, by manager, on nodes where tasks that managers have reported as running have all
@@ -198,11 +199,13 @@ class Managers:
                 break
             if member.load.free >= 0:
                 continue
-            others = [task for task in member.outstanding.values() if not task.is_latency]
-            running = sum(task.state is TaskState.RUNNING for task in others[: 2 * member.load.slots])
-            if running >= member.load.slots:
-                waiting = [task for task in others if task.state is not TaskState.RUNNING and task.may_be_returned]
-                found[manager_id] = [task.spec.task_id for task in waiting[:places]]
+            if sum(1 for _ in member.running()) >= member.load.slots:
+                waiting = (
+                    task.spec.task_id
+                    for task in member.outstanding.values()
+                    if task.state is not TaskState.RUNNING and not task.is_latency and task.may_be_returned
+                )
+                found[manager_id] = list(itertools.islice(waiting, places))
                 places -= len(found[manager_id])
         return {manager_id: ids for manager_id, ids in found.items() if ids}
 

@@ -313,8 +313,8 @@ class TemplatePool:
         return [entry.template for entry in self._all() if entry.name == name and not entry.template.is_over]
 
     def takes(self, name: str, size_bytes: int) -> None:
-        """What was started by this name takes so much memory now, without workers: what is not its branches' counts for
-        the template that they come from."""
+        """A template takes so much memory now, with its branches and without workers. It counts for the template as far
+        as it is not its branches'."""
         family = [entry for entry in self._all() if entry.name == name]
         for entry in family:
             if entry.parent is None:

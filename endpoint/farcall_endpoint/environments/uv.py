@@ -67,7 +67,7 @@ _DEATH_SIGNAL: Final = 1
 
 
 def uv_program() -> str:
-    """Where uv is. One thread at a time looks for it: Python fills its table of directories without a lock.
+    """Return the path of uv. One thread at a time looks for it: Python fills its table of directories without a lock.
 
     :raises FileNotFoundError: if uv's package is there, and its program is not.
     """

@@ -250,7 +250,7 @@ class EnvironmentFailed(_Event, frozen=True):
 
 
 class EnvironmentsCrowded(_Event, frozen=True):
-    """What is prepared takes more than it may: what is not needed now is released."""
+    """The cache of environments has more than its limit, all of it in use."""
 
 
 class EnvironmentGone(_Event, frozen=True):

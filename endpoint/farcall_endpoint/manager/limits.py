@@ -12,7 +12,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
 OWN_BYTES: Final = 512 * 2**20
-"""What a start or a template may have beyond the limit of a task: Python, and what it loads for tasks."""
+"""A start or a template may have so much beyond the limit of a task: Python, and what it loads for tasks."""
 
 
 class TaskUse(NamedTuple):
@@ -51,8 +51,8 @@ def limited(order: TaskOrder, memory_bytes: int | None) -> TaskOrder:
 
 
 def start_bytes(*limits: int | None) -> int | None:
-    """What the start of a worker for another submitter than the owner, and a template, may have at most, with these
-    limits of a task; None: there is no limit."""
+    """Return the limit of the start of a worker for another submitter than the owner, and of a template, with these
+    limits of a task; None: there is none."""
     least = min((each for each in limits if each is not None), default=None)
     return None if least is None else least + OWN_BYTES
 

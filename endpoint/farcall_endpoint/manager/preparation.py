@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from farcall_common.environments import Environment, renamed
@@ -144,7 +144,7 @@ class Preparations:
     def check(self, now: Instant) -> None:
         """Prepare what is needed, give up what takes too long, and release what is not used any more."""
         due = [now.mono + self._idle_s]
-        in_use = {worker.pair.key for worker in self._workers.values()} | self._queue.keys()
+        in_use = self._in_use()
         for state in list(self._states.values()):
             is_needed = bool(state.waiting) or (state.is_wanted and state.needed(now) is None)
             if is_needed and state.state is State.COLD:
@@ -156,10 +156,9 @@ class Preparations:
                     words = f"its preparation has taken longer than {self._limit_s:g} s; at the end {state.text}"
                     state.preparation_failed(outcomes.environment_start_failed(state.environment.label, words), now)
                     self._fail_tasks(state)
-            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
+            if _is_unused(state, in_use):
                 if now.mono >= state.used_at + self._idle_s:
-                    self._actions.append(Release(state.key))
-                    state.released(now)
+                    self._release(state, now)
                 else:
                     due.append(state.used_at + self._idle_s)
             if state.state is State.FAILED and state.key not in in_use and not (state.waiting or state.is_wanted):
@@ -172,11 +171,18 @@ class Preparations:
 
     def release_unused(self, now: Instant) -> None:
         """Release what no worker and no task needs, without waiting for the end of the time for which it is kept."""
-        in_use = {worker.pair.key for worker in self._workers.values()} | self._queue.keys()
+        in_use = self._in_use()
         for state in self._states.values():
-            if state.state is State.READY and state.key not in in_use and not state.is_wanted:
-                self._actions.append(Release(state.key))
-                state.released(now)
+            if _is_unused(state, in_use):
+                self._release(state, now)
+
+    def _in_use(self) -> set[str]:
+        """The keys of environments with workers or tasks."""
+        return {worker.pair.key for worker in self._workers.values()} | self._queue.keys()
+
+    def _release(self, state: EnvironmentState, now: Instant) -> None:
+        self._actions.append(Release(state.key))
+        state.released(now)
 
     def problem(self) -> str:
         """Why tasks that name no environment cannot run, if they have one."""
@@ -245,6 +251,11 @@ class Preparations:
     def _fail_each(self, jobs: Iterable[Job], record: ErrorRecord, state: EnvironmentState) -> None:
         for job in jobs:
             self._reports.finish(job, TaskState.FAILED, _for_task(record, state, job).to_json())
+
+
+def _is_unused(state: EnvironmentState, in_use: Collection[str]) -> bool:
+    """Whether an environment is prepared, and has no worker and no task, and need not be warm."""
+    return state.state is State.READY and state.key not in in_use and not state.is_wanted
 
 
 def _for_task(record: ErrorRecord, state: EnvironmentState, job: Job) -> ErrorRecord:

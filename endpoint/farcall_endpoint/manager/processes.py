@@ -37,7 +37,7 @@ _IDLE_SHARE: Final = 0.1
 threads of their own."""
 _IDLE_SHARE_OF_EACH: Final = 0.01
 IDLE_LIMIT_S: Final = 5 * _IDLE_PERIOD_S
-"""So long they may use more."""
+"""They may use more for so long."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -48,7 +48,7 @@ _SLICE_S: Final = 0.005
 _PAUSE_FACTOR: Final = 20
 """The pause after a turn of measuring, as a multiple of the time that the turn took."""
 _MOST_READ: Final = 100
-"""Of more processes, the resident memory is enough for a measurement that is not done in steps."""
+"""The proportional sizes of more processes take too long for a measurement that is not done in steps."""
 _FILES_IN_STEP: Final = 100
 _LINES_IN_STEP: Final = 1000
 _FIELDS: Final = re.compile(rb"^(PPid|NSpid|VmRSS):\s*(.*)$", re.MULTILINE)
@@ -276,7 +276,7 @@ def output_bytes(descriptors: Iterable[int]) -> int:
 
 
 def tree_bytes(root: int, *, without: Collection[int] = ()) -> int | None:
-    """What a process and its descendants take: their proportional set sizes, as far as they can be read, or their
+    """Measure a process and its descendants: their proportional set sizes, as far as they can be read, or their
     resident memory, and the files in memory that they alone have; None if the process has ended.
 
     :param without: processes that are left out, with what descends from them.

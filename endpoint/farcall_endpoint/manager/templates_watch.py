@@ -31,7 +31,7 @@ _ANSWER_S: Final = 60.0
 
 
 class Found(NamedTuple):
-    """What was found of templates, by name: why some end, and what they take, with all processes but their workers."""
+    """The result of a turn, by template: why some end, and what they take, with all processes but their workers."""
 
     ended: dict[str, str]
     sizes: dict[str, int]
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class _Seen:
-    """What was seen of a template: looks at which it had other processes; its processor time and forks at the
+    """The past of a template: looks at which it had other processes; its processor time and forks at the
     beginning of a period, and the processors that it used, as a moving average; and since when it has not answered a
     request."""
 

@@ -168,6 +168,8 @@ class WorkerProcess:
         return f"exit code {code}{words}"
 
     def _last_words(self) -> str:
+        if self.fork is not None and self.fork.problem:  # its template has ended, and the kernel has killed both
+            return f": its template has ended ({self.fork.problem})"
         if self.container is None or self.ended is None:
             return ""
         words = self.ended(self.container)
