@@ -17,10 +17,10 @@ from opentelemetry.trace import SpanContext, StatusCode
 import farcall
 from farcall_common.errors import TaskFailed
 from farcall_local.endpoint import LocalEndpoint
-from tests.support.spans import exporter, spans
+from tests.support.spans import spans
 from tests.waiting import WAIT_S
 
-__all__ = ["exporter", "spans"]
+__all__ = ["spans"]
 
 #: Times travel as floating-point seconds.
 _SLACK_NS: Final = 2_000

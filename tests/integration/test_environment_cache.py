@@ -17,6 +17,7 @@ from farcall_endpoint import process_reaper
 from farcall_endpoint.environments import preparation_process
 from farcall_endpoint.environments.preparation import (
     Alive,
+    Crowded,
     Located,
     PreparationReport,
     PreparationSettings,
@@ -82,7 +83,7 @@ class Preparing:
 
     def answer(self) -> Prepared:
         """How the preparation ended."""
-        while isinstance(report := self.report(), Progressed):
+        while isinstance(report := self.report(), Progressed | Crowded):
             pass
         assert isinstance(report, Prepared), report
         return report

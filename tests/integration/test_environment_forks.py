@@ -266,13 +266,13 @@ def test_a_killed_template_ends_its_workers_and_nothing_is_left(node: Node, venv
         templates = node.launcher._in_environments()._launcher._pool
         [pid] = templates.pids
         os.kill(pid, signal.SIGKILL)
-        assert node.died(fork) == "killed by SIGKILL"
 
         def is_over(templates: TemplatePool = templates) -> bool:
             node.serve()
             return not templates.pids
 
         wait_until(is_over)
+        assert node.died(fork) == "killed by SIGKILL: its template has ended (it ended)"
         fresh = node.launch(environment)
         node.packet(fresh)
         assert not is_fork(fresh)

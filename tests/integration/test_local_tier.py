@@ -31,10 +31,10 @@ from farcall_local.process import free_port, listen
 from farcall_local.state import TierState
 from farcall_local.tier import LocalTier
 from tests.support.endpoint.endpoint_command import EndpointCommand
-from tests.support.spans import exporter, spans
+from tests.support.spans import spans
 from tests.waiting import WAIT_S, wait_until
 
-__all__ = ["exporter", "spans"]
+__all__ = ["spans"]
 
 
 def greet() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import pytest
@@ -11,18 +12,21 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 
-@pytest.fixture(scope="module")
-def exporter() -> Iterator[InMemorySpanExporter]:
+@functools.cache
+def _exporter() -> InMemorySpanExporter:
+    """The exporter of this process: it can set its tracer provider once only, and the calls of other modules have spans
+    from then on, too."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.set_tracer_provider(provider)  # once in a process; from here on the calls of other modules have spans, too
-    yield exporter
-    provider.shutdown()
+    trace.set_tracer_provider(provider)
+    return exporter
 
 
 @pytest.fixture
-def spans(exporter: InMemorySpanExporter) -> InMemorySpanExporter:
+def spans() -> Iterator[InMemorySpanExporter]:
     """The spans of one test."""
+    exporter = _exporter()
     exporter.clear()
-    return exporter
+    yield exporter
+    exporter.clear()

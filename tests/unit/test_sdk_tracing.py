@@ -18,10 +18,10 @@ from farcall._future import record_of
 from farcall._tracing import Hop, hops, traceparent
 from farcall.testing import FakeCloud
 from farcall_common.task_options import TaskOptions
-from tests.support.spans import exporter, spans
+from tests.support.spans import spans
 from tests.waiting import WAIT_S
 
-__all__ = ["exporter", "spans"]
+__all__ = ["spans"]
 
 CLIENT: Final = {"client_submitted_at": 100.0, "client_accepted_at": 100.2, "client_received_at": 110.0}
 CLOUD: Final = {"submitted_at": 100.1, "enqueued_at": 100.3, "leased_at": 100.4, "accepted_at": 100.5}
