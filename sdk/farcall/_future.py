@@ -17,7 +17,7 @@ from farcall._details import BY_SERVICE, is_signed, listed
 from farcall._display import card, shortened
 from farcall._stages import Stages, stages_of
 from farcall._task_info import Why
-from farcall._task_output import StreamName, TaskOutput
+from farcall._task_output import ENDPOINT_OFFLINE, StreamName, TaskOutput
 from farcall_common.errors import TaskError, original_of
 from farcall_common.forks import fork_safe_lock
 from farcall_common.futures import GuardedFuture
@@ -313,7 +313,7 @@ class ComputeFuture(GuardedFuture[T]):
         output = self._output
         if output is None and self._record.accepted_at is not None:
             output = self._owner.output(self.task_id)
-            if output is not None and output.complete:
+            if output is not None and output.complete and output.reason != ENDPOINT_OFFLINE:
                 self._output = output
         return (getattr(output, stream) or None) if output else None
 

@@ -33,8 +33,10 @@ _LONGEST_POLL_S: Final = 2.0
 _LAST_OUTPUT_S: Final = 10.0
 
 _NO_ANSWER: Final = "NO_ANSWER"
+#: What an endpoint keeps can be read when it is back.
+ENDPOINT_OFFLINE: Final = "ENDPOINT_OFFLINE"
 #: How often an endpoint that has not answered is asked once more.
-_REPEATS: Final = 2
+_REPEATS: Final = 4
 
 _logger = logging.getLogger("farcall")
 

@@ -145,6 +145,20 @@ def test_what_is_missing_has_a_reason(lab: OutputLab, monkeypatch: pytest.Monkey
     assert lab.read(running)["results"][running]["reason"] == "ENDPOINT_OFFLINE"
 
 
+def test_an_endpoint_that_does_not_answer_in_time_may_have_more(
+    lab: OutputLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed, silent = lab.running(2)
+    lab.end(failed, TaskState.FAILED, error=FAILED)
+    lab.end(silent, TaskState.SUCCESS)
+    monkeypatch.setattr(lab.queue, "take_output", lambda *_, **__: None)
+    found = lab.read(failed, silent)["results"]
+    assert {each: (found[each]["source"], found[each]["reason"], found[each]["complete"]) for each in found} == {
+        failed: ("record", "NO_ANSWER", True),
+        silent: ("none", "NO_ANSWER", False),
+    }
+
+
 def test_recorded_output_is_shown_if_the_endpoint_has_none(lab: OutputLab) -> None:
     failed, sealed, silent = lab.running(3)
     lab.end(failed, TaskState.FAILED, error=FAILED)

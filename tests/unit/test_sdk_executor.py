@@ -821,6 +821,27 @@ def test_the_output_of_a_task_is_on_its_future(cloud: FakeCloud, executor: Execu
     assert failed.stdout is None
 
 
+def test_output_that_an_endpoint_has_while_it_is_offline_is_read_when_it_is_back(cloud: FakeCloud) -> None:
+    offline = [True]
+
+    def answering(request: httpx.Request) -> httpx.Response | None:
+        if not request.url.path.endswith("/batch_output"):
+            return None
+        [task] = msgspec.json.decode(request.content)["tasks"]
+        text = "" if offline[0] else "printed\n"
+        stream = {"from": 0, "next": len(text), "text": text}
+        answer = {"status": "success", "attempt": 1, "stdout": stream, "stderr": stream, "complete": True}
+        answer |= {"source": "none", "reason": "ENDPOINT_OFFLINE"} if offline[0] else {"source": "endpoint"}
+        return httpx.Response(200, json={"results": {task["task_id"]: answer}})
+
+    with client_of(cloud, answering) as client, Executor(cloud.endpoint_id, client) as executor:
+        future = executor.submit(divide, 4, 2)
+        assert future.result(WAIT_S) == 2
+        assert future.stdout is None
+        offline[0] = False
+        assert future.stdout == "printed\n"
+
+
 def test_times_that_are_no_times_are_refused(cloud: FakeCloud) -> None:
     for wrong in (math.nan, -1.0):
         with pytest.raises(ValueError, match="timeout_s"):

@@ -144,8 +144,10 @@ def _from_record(task: Task, reason: str, wanted: OutputWanted) -> Output:
         reason = "NOT_KEPT"
     stdout = _tail(task, "stdout_tail", wanted.stdout_from)
     stderr = _tail(task, "stderr_tail", wanted.stderr_from)
-    piece = OutputPiece(task_id=task.task_id, attempt=task.attempt, stdout=stdout, stderr=stderr, complete=has_ended)
-    if stdout.text or stderr.text:
+    is_recorded = bool(stdout.text or stderr.text)
+    is_complete = has_ended and (is_recorded or reason != NO_ANSWER)
+    piece = OutputPiece(task_id=task.task_id, attempt=task.attempt, stdout=stdout, stderr=stderr, complete=is_complete)
+    if is_recorded:
         return Output(task, piece, "record", reason)
     is_sealed = bool(task.error and task.error.sealed) or "sealed" in task.details
     return Output(task, piece, "none", "SEALED" if is_sealed else reason)
