@@ -160,3 +160,13 @@ def test_a_thread_that_computes_after_its_task_ends_its_worker(tmp_path: Path) -
         worker = endpoint.cloud.end(endpoint.cloud.submit(leave_a_thread, submitter=SUBMITTER)).value
         assert isinstance(worker, int)
         wait_until(lambda: not psutil.pid_exists(worker))
+
+
+def test_a_thread_that_computes_between_tasks_that_follow_each_other_ends_its_worker(tmp_path: Path) -> None:
+    with running_endpoint(tmp_path / "home", workers=1, engine={"isolation": "process"}) as endpoint:
+        worker = endpoint.cloud.end(endpoint.cloud.submit(leave_a_thread, submitter=SUBMITTER)).value
+        assert isinstance(worker, int)
+        while psutil.pid_exists(worker):  # a pause is half a second
+            with contextlib.suppress(TimeoutError):
+                wait_until(lambda: not psutil.pid_exists(worker), timeout_s=0.5)
+            endpoint.cloud.end(endpoint.cloud.submit(abs, -1, submitter=SUBMITTER))

@@ -329,6 +329,11 @@ class ManagerCore:
         worker = self._workers.get(worker_id)
         return worker.since if worker is not None and worker.jobs else math.inf
 
+    def tasks_at(self, worker_id: int) -> int:
+        """How many tasks a worker has: one runs, others wait behind it."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else len(worker.jobs)
+
     def _handle(self, event: Event, instant: Instant) -> None:
         now = instant.mono
         match event:

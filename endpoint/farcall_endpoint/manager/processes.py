@@ -38,6 +38,8 @@ threads of their own."""
 _IDLE_SHARE_OF_EACH: Final = 0.01
 IDLE_LIMIT_S: Final = 5 * _IDLE_PERIOD_S
 """They may use more for so long."""
+_END_S: Final = 0.02
+"""Processor time of a worker after the end of a task, at most: what it cleans up."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -442,7 +444,10 @@ class Leftovers:
         self.idle_share = 0.0
         self._root = root
         self._own: dict[int, int] = {}  # starts, by process id: ids are used again
-        self._idle: tuple[float, float] | None = None  # when an idle worker was seen, and its processor time until then
+        self._idle: tuple[float, float] | None = (
+            None  # since when the worker is idle, and its processor time until then
+        )
+        self._idle_s = self._computed_s = 0.0  # of earlier times, until they are long enough for the average
         #: When to look for them, in monotonic seconds.
         self.due_at = math.inf
 
@@ -451,18 +456,30 @@ class Leftovers:
         found = ((pid, read_process(pid)) for pid in tree(self._root))
         self._own = {pid: process.start for pid, process in found if process is not None}
 
-    def task_ended(self, *, now: float) -> None:
-        """A task has ended: what it started may take a moment to end."""
-        self._idle = None
+    def task_ended(self, *, now: float, is_idle: bool) -> None:
+        """A task has ended: what it started may take a moment to end.
+
+        :param is_idle: whether no other one waits behind it.
+        """
+        self._idle = (now, self._used_s() + _END_S) if is_idle else None
         self.due_at = min(self.due_at, now + _PERIOD_S)
+
+    def task_begins(self, *, now: float) -> None:
+        """A task is sent to the worker."""
+        if self._idle is not None:
+            self._measure_idle(*self._idle, now=now)
+            self._idle = None
 
     def exist(self, *, now: float, busy_since: float) -> bool:
         """Whether there are any.
 
         :param busy_since: when the task that runs now began: later processes may be its own. Infinite if none runs.
         """
-        self.due_at = now + _IDLE_PERIOD_S if math.isinf(busy_since) else math.inf
-        self._measure_idle(now=now, is_idle=math.isinf(busy_since))
+        is_idle = math.isinf(busy_since)
+        self.due_at = now + _IDLE_PERIOD_S if is_idle else math.inf
+        if is_idle and self._idle is not None:
+            self._measure_idle(*self._idle, now=now)
+        self._idle = (now, self._used_s()) if is_idle else None
         began_s = busy_since + time.clock_gettime(time.CLOCK_BOOTTIME) - now - _START_S
         for pid in tree(self._root):
             process = read_process(pid)
@@ -472,11 +489,16 @@ class Leftovers:
                 return True
         return False
 
-    def _measure_idle(self, *, now: float, is_idle: bool) -> None:
-        before = self._idle
-        self._idle = (now, sum(map(processor_s, {self._root, *self._own}))) if is_idle else None
-        if before is not None and self._idle is not None and now > before[0]:
-            self.idle_share = (self.idle_share + (self._idle[1] - before[1]) / (now - before[0])) / 2
+    def _used_s(self) -> float:
+        return sum(map(processor_s, {self._root, *self._own}))
+
+    def _measure_idle(self, since: float, used_s: float, *, now: float) -> None:
+        """Add what an idle worker has computed since a time. Times between tasks may be short: they add up."""
+        self._idle_s += now - since
+        self._computed_s += self._used_s() - used_s
+        if self._idle_s >= _IDLE_PERIOD_S / 2:
+            self.idle_share = (self.idle_share + max(0.0, self._computed_s) / self._idle_s) / 2
+            self._idle_s = self._computed_s = 0.0
 
 
 class ShareLimit:

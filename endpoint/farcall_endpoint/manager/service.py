@@ -697,7 +697,9 @@ class Manager:
             match action:
                 case Send(worker_id=worker_id, packet=packet, body=body):
                     worker = self._workers[worker_id]
-                    if self._has_shared_workers and worker_id not in self._leftovers:
+                    if (leftovers := self._leftovers.get(worker_id)) is not None:
+                        leftovers.task_begins(now=time.monotonic())
+                    elif self._has_shared_workers:
                         self._watch_shared(worker_id, worker, packet)
                     try:
                         worker.channel.order(packet, body)
@@ -947,11 +949,12 @@ class Manager:
         except (OSError, *MALFORMED) as error:
             events.append(MalformedReceived(worker.worker_id, str(error)))
         if packets and (leftovers := self._leftovers.get(worker.worker_id)) is not None:
-            for packet, _ in packets:
-                if type(packet) is Ready:
-                    leftovers.keep_present()
-                elif type(packet) is Done:
-                    leftovers.task_ended(now=time.monotonic())
+            kinds = [type(packet) for packet, _ in packets]
+            if Ready in kinds:
+                leftovers.keep_present()
+            if ended := kinds.count(Done):
+                is_idle = ended >= self._core.tasks_at(worker.worker_id)
+                leftovers.task_ended(now=time.monotonic(), is_idle=is_idle)
         return events
 
     def _wait_for(self, worker_id: int, events: int) -> None:
