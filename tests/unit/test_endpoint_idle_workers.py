@@ -18,7 +18,7 @@ class Worker:
         self.busy_since = math.inf
         monkeypatch.setattr(processes, "processor_s", lambda _: self.used_s)
         monkeypatch.setattr(processes, "tree", lambda _: set())
-        self.leftovers = Leftovers(1, "somebody")
+        self.leftovers = Leftovers(1, "alice")
         self.limit = ShareLimit(IDLE_LIMIT_S)
         self.is_ended = False
 
