@@ -57,7 +57,7 @@ class InvalidArgument(ConfigurationError, ValueError):
 
 
 class _Submitter(concurrent.futures.Executor):
-    """What an engine and its views with other options have in common."""
+    """Base class of an engine and of its views with other options."""
 
     def __init__(self, options: TaskOptions, *, raise_original: bool) -> None:
         self._options = options
@@ -115,13 +115,13 @@ class _Submitter(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """As the built-in ``map``, in parallel: results in the order of the arguments.
+        """Call a function for all arguments in parallel; yield the results in the order of the arguments.
 
         :param timeout: seconds from now until the last result must be there.
         :param chunksize: calls to make in one task: for long inputs and very short calls.
-        :param buffersize: how many tasks are submitted ahead of the results that were consumed, so that the
-            iterables may be endless; None = everything is submitted at once.
-        :raises TimeoutError: while iterating, when time is up; what is left is cancelled.
+        :param buffersize: maximum number of submitted tasks whose results are not consumed yet, which permits endless
+            iterables; None = all tasks are submitted at once.
+        :raises TimeoutError: while iterating, when the time is up; tasks that are left are cancelled.
         """
         check_sizes(chunksize, buffersize)
         rows: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
