@@ -105,13 +105,13 @@ from farcall_endpoint.worker.channel import (
 )
 
 _UNSEEN_S: Final = 0.1
-"""A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
+"""Seconds that a worker's report may omit from a task's run time. The task runs in the worker and can forge it."""
 _LATE_S: Final = 60.0
-"""Seconds by which the manager may be late to read that a task has ended; a later one of the worker ran meanwhile."""
+"""Maximum delay until the manager reads that a task has ended, while the worker already runs the next task."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
 _MOST_TEXT_BYTES: Final = 512 * 1024
-"""Of the error and the details of a result together, twice what a worker sends: the longest traceback, and output."""
+"""Limit for the error and the details of a result together: twice the longest traceback and output of a worker."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 
 
@@ -599,8 +599,8 @@ class ManagerCore:
     # -- calls of tasks that run ---------------------------------------------------------------------------------------
 
     def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Body, now: Instant) -> None:
-        """What a running task says of its calls. One that has ended may have left a thread that still says something,
-        and a task can forge all of it."""
+        """Handle a packet about the calls of a running task. Threads that an ended task left may still send packets,
+        and a task can forge them."""
         if not worker.runs(packet.task_id):
             return
         if self._stop_at is not None:

@@ -260,8 +260,8 @@ class _Gauge:
         return None
 
     def _exceeds(self, use: TaskUse) -> bool:
-        """Where files in memory make the difference, the second measurement decides: a worker holds a result in such a
-        file until it is sent."""
+        """Whether a use exceeds the task's limits. An excess through files in memory counts only in two successive
+        measurements: a worker holds a result in such a file until it is sent."""
         task = self._task
         if task.processes and use.processes > task.processes:
             return True
@@ -273,7 +273,7 @@ class _Gauge:
 
 
 def output_bytes(descriptors: Iterable[int]) -> int:
-    """Bytes in the larger of the capture files."""
+    """Return the size of the largest capture file."""
     return max(os.fstat(descriptor).st_size for descriptor in descriptors)
 
 
@@ -314,7 +314,7 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
 
 
 class _Status(NamedTuple):
-    """Of ``/proc/PID/status``: the parent, the ids in this process namespace and those below, none if it has ended."""
+    """Fields of ``/proc/PID/status``. ``ids``: in this process namespace and nested ones; empty if it ended."""
 
     parent: int = 0
     ids: tuple[int, ...] = ()

@@ -33,9 +33,9 @@ _ENVIRONMENTS_PERIOD_S: Final = 0.25
 
 
 class Reports:
-    """What is to be reported, and the results that the agent has not taken yet.
+    """Pending reports, and the results that the agent has not taken yet.
 
-    ``due_at``: when the next report is due without news. ``changed``: the workers are others than at the last one.
+    ``due_at``: when the next report is due without news. ``changed``: the workers have changed since the last report.
     """
 
     def __init__(self) -> None:

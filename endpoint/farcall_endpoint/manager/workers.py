@@ -16,13 +16,13 @@ from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Begun
 
 TURN_S: Final = 1.0
-"""A worker with tasks keeps its submitter for so long, so that fairness does not cost a process start each time."""
+"""Seconds for which a worker with tasks keeps its submitter: fairness should not cost a process start each time."""
 
 
 class Pair(NamedTuple):
-    """What a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
-    environment (its key; empty: the endpoint's own Python); and only those of one latency class (empty: batch work).
-    ``payer``: of the submitter, empty if that is the submitter itself."""
+    """The tasks that a worker serves: those of one submitter (empty: the owner, or everybody where workers are shared),
+    one environment (its key; empty: the endpoint's own Python) and one latency class (empty: batch work). ``payer``:
+    the identity that the submitter counts as; empty if it is the submitter itself."""
 
     submitter: str
     key: str
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
     @property
     def share_of(self) -> str:
-        """The identity that has turns and places for these tasks."""
+        """The identity whose turns and places these tasks use."""
         return self.payer or self.submitter
 
 
