@@ -470,7 +470,7 @@ class GraphRun:
             self._complete(stage)
 
     def _sized(self, stage: RunningStage, units: int, got: int) -> None:
-        """The number of the units of a value is known, and so many of them are there."""
+        """Record the number of a value's units, of which ``got`` have arrived."""
         for reader, _, each in stage.readers:
             if reader.is_over:
                 continue
