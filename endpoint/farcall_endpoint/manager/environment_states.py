@@ -107,7 +107,7 @@ class _StartsOfOne(_Starts):
 class EnvironmentState:
     """One environment.
 
-    ``waiting``: tasks until it is ready. ``prewarm``: so many idle workers are kept. ``is_default``: tasks that name no
+    ``waiting``: tasks until it is ready. ``prewarm``: idle workers to keep. ``is_default``: tasks that name no
     environment run in it. ``payers``: of the tasks that wait; ``requester``: for which of them it is prepared,
     empty for the owner. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
     first. ``used_at``: when it was last needed.
@@ -239,7 +239,7 @@ class EnvironmentState:
         return starts.record if starts is not None and now.mono < starts.retry_at else None
 
     def worker_started(self, submitter: str, start_s: float) -> None:
-        """A worker of a submitter is ready, after so long."""
+        """Record that a worker of a submitter became ready after ``start_s`` seconds."""
         self._of_others.pop(submitter, None)
         self.last_start_s = start_s
         self.start_s = start_s if self.start_s is None else self.start_s + _MEMORY * (start_s - self.start_s)
@@ -284,7 +284,7 @@ class EnvironmentState:
         return record
 
     def tasks_ended(self, count: int, duration_s: float) -> None:
-        """A worker has run so many of its tasks; they took so long together."""
+        """Record that a worker ran ``count`` tasks, which took ``duration_s`` seconds together."""
         mean_s = max(duration_s / count, 1e-6)
         if self.mean_s is None:
             self.mean_s = mean_s

@@ -384,9 +384,9 @@ class RunningGraph:
 class Graphs:
     """All graphs of a manager.
 
-    :param writers: how many calls may run at a time.
-    :param jitter: as of :class:`~farcall_endpoint.graphs.run.GraphRun`.
-    :param uses: what they have used.
+    :param writers: maximum number of calls that run concurrently.
+    :param jitter: see :class:`~farcall_endpoint.graphs.run.GraphRun`.
+    :param uses: use of the graphs.
     """
 
     def __init__(
@@ -494,7 +494,7 @@ class Graphs:
         return jobs, dropped
 
     def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
-        """The calls to make now: no more than the payer may have at a time in all graphs here together."""
+        """Return the calls to make now, within the payer's limit of concurrent calls in all graphs of this manager."""
         run, most = running.run, running.job.order.options.max_calls
         ready, run.ready = run.ready, []
         if most is not None and ready:

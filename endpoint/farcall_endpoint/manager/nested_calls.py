@@ -324,7 +324,7 @@ class NestedCalls:
         self._actions.append(Answer(worker_id, packet, (value,)))
 
     def make_again(self, job: Job, wait_s: float) -> None:
-        """A call is made again after so many seconds."""
+        """Retry a call after ``wait_s`` seconds."""
         dead, retried = self.attempts.before(job.order.task_id)
         order = msgspec.structs.replace(job.order, attempt=dead + retried + 1, retry=retried)
         self._waits.append((wait_s, msgspec.structs.replace(job, order=order)))

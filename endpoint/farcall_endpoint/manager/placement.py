@@ -28,14 +28,14 @@ from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
 
 _KEPT_STARTS: Final = 4.0
-"""An environment keeps a place at least for so many times what its start takes."""
+"""Multiple of its start time for which an environment keeps a place at least."""
 _MARGIN: Final = 1.1
 """A place goes to another pair of a payer only if its tasks are more by this factor."""
 _LEAST_REVIEW_S: Final = 0.02
 _LONG_START_S: Final = 30.0
-"""A start of a payer with more places than another, who waits for one, may take so long."""
+"""Seconds that a start may take for a payer with more places than another payer who waits for a place."""
 _ONE_START_S: Final = 600.0
-"""A payer, one of whose starts took longer than that, has one start at a time for so many seconds."""
+"""Seconds for which a payer with a slower start is limited to one start at a time."""
 
 
 class Placement:

@@ -31,15 +31,15 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _START_S: Final = 2 / _TICKS_PER_S
 """The start of a process is known to a tick."""
 _IDLE_PERIOD_S: Final = 2.0
-"""Time between two looks at an idle worker."""
+"""Seconds between two checks of an idle worker."""
 _IDLE_SHARE: Final = 0.1
 """Processors that the idle workers of a submitter use at most, in all, and besides for each of them: libraries have
 threads of their own."""
 _IDLE_SHARE_OF_EACH: Final = 0.01
 IDLE_LIMIT_S: Final = 5 * _IDLE_PERIOD_S
-"""They may use more for so long."""
+"""Seconds for which idle workers may exceed this use."""
 _END_S: Final = 0.02
-"""Processor time of a worker after the end of a task, at most: what it cleans up."""
+"""Maximum processor time of a worker after the end of a task, for its cleanup."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -502,10 +502,10 @@ class Leftovers:
 
 
 class ShareLimit:
-    """Finds what computes while nothing asks for it, by submitter: a thread of a task that has ended, a task that has
-    forged its end, or a process of a package. Many that use little count together.
+    """Detection of processor use without a task, by submitter: by a thread of an ended task, by a task that has forged
+    its end, or by a process of a package. Many small uses count together.
 
-    :param limit_s: so long it may last.
+    :param limit_s: seconds for which such use may last.
     """
 
     def __init__(self, limit_s: float) -> None:

@@ -242,6 +242,6 @@ class Reports:
 
 
 def _moved(finished: Finished, sent: int) -> Finished:
-    """A report whose bodies have moved, because so many before them were sent."""
+    """Return a report with new positions of its bodies, after ``sent`` bodies before them were sent."""
     result, output = (None if body is None else body - sent for body in (finished.result, finished.output))
     return msgspec.structs.replace(finished, result=result, output=output)

@@ -170,11 +170,11 @@ class _Arrival:
 
 
 class Manager:
-    """Runs until the agent stops it or is gone.
+    """A manager that runs until the agent stops it or is gone.
 
-    :param agent: the connection to it, which this object closes.
-    :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
-    :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
+    :param agent: the connection to the agent, which this object closes.
+    :param agent_pid: pid of an agent on this machine, to notice its death at once; None for an agent on another node.
+    :param agent_silence_limit_s: seconds without a message after which an agent on another node counts as lost.
     :param memory_per_worker_bytes: upper limit of a task's memory.
     :param processes: upper limit of the processes and threads of a worker, for tasks of other submitters than the
         owner; 0: there is none.

@@ -81,7 +81,7 @@ class _Waiting:
     def take_calls(self, most: int, may_leave: Callable[[Job], bool], once: int) -> list[Job]:
         """Take calls from the end, of the least deep ones, those with the smallest inputs first.
 
-        :param once: at most so many that may not run twice.
+        :param once: maximum number of calls that may not run twice.
         """
         taken: list[Job] = []
         for level in sorted(self._by_level):
@@ -292,7 +292,7 @@ class TaskQueue:
     def take_calls(self, key: str, most: int, may_leave: Callable[[Job], bool], *, once: int) -> list[Job]:
         """Take out calls that another manager runs, of the payer that is next first; they do not count as taken.
 
-        :param once: at most so many that may not run twice.
+        :param once: maximum number of calls that may not run twice.
         """
         found: list[Job] = []
         for pair in self._by_turn() if most > 0 else ():

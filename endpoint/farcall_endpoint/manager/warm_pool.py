@@ -18,21 +18,21 @@ from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Pair, Worker
 
 _UNKNOWN_BYTES: Final = 100 * 2**20
-"""Memory of a worker that nothing was measured of."""
+"""Assumed memory of a worker in an environment that was never measured."""
 _MOST_PAIRS: Final = 4096
 _HALF_LIFE_S: Final = 3600.0
-"""After so long, a task counts half as much for the frequency of its pair. FaasCache forgets the frequency when the
-last worker is ended; remembering it spares those that come back a start."""
+"""Seconds after which a task counts half for the frequency of its pair. FaasCache forgets the frequency when the
+last worker ends; remembering it spares pairs that come back a start."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmPoolSettings:
-    """How long workers of environments stay without a task.
+    """Limits for workers of environments that stay without a task.
 
-    :param idle_s: most seconds.
-    :param memory_bytes: most memory of all that are idle; None: no limit.
-    :param eviction: which one is ended first: the least valuable, or the one that was used last longest ago.
-    :param extra_workers: so many may be warm without a place, beyond the slots; see
+    :param idle_s: maximum idle time in seconds.
+    :param memory_bytes: maximum memory of all idle workers; None: no limit.
+    :param eviction: the worker to end first: the least valuable, or the least recently used.
+    :param extra_workers: maximum number of warm workers without a place, beyond the slots; see
         :func:`~farcall_endpoint.manager.slots.extra_workers`.
     """
 
@@ -64,7 +64,7 @@ class WarmPool:
         self._frequency: dict[Pair, tuple[float, float]] = {}
 
     def used(self, worker: Worker, tasks: int, now: float) -> None:
-        """A worker was sent so many tasks."""
+        """Record that a worker was sent ``tasks`` tasks."""
         worker.age = self._clock
         frequency, at = self._frequency.pop(worker.pair, (0.0, now))  # the dictionary is in order of the last use
         self._frequency[worker.pair] = frequency * 0.5 ** ((now - at) / _HALF_LIFE_S) + tasks, now

@@ -54,8 +54,8 @@ class Worker:
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
     wait, and of this number, from 1 (see :mod:`.extra_workers`); or ``aside``: its task waited for calls, and another
     submitter got its place; or one of a latency class (see :mod:`.latency_tasks`).
-    ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
-    so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
+    ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: maximum
+    number of further tasks; None: no limit. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
     functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks. ``excess``: the limit that
     it has exceeded itself.
     """
@@ -128,10 +128,10 @@ class Worker:
         return bool(self.jobs) and self.jobs[0].order.task_id == task_id
 
     def tasks_within(self, within_s: float, *, mean_s: float | None, now: float) -> float:
-        """How many more tasks it is expected to begin within so many seconds; infinite if nothing is known.
+        """Return how many more tasks the worker should begin within ``within_s`` seconds; infinite if unknown.
 
-        :param within_s: also how long its start takes, if it has not started yet.
-        :param mean_s: length of a task; None if none has ended.
+        :param within_s: also the duration of the worker's start, if it has not started yet.
+        :param mean_s: mean duration of a task; None if none has ended.
         """
         if self.killed or self.drives or self.yields_to is not None or self.tasks_left == 0:
             return 0
