@@ -458,7 +458,7 @@ def _pagemap() -> int:
 
 @functools.lru_cache(maxsize=64)
 def _ones(count: int) -> int:
-    """Bit 0 of each of so many words."""
+    """Return a mask with bit 0 of each of ``count`` words."""
     return int.from_bytes(b"\1\0\0\0\0\0\0\0" * count, "little")
 
 

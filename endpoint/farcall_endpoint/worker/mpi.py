@@ -39,10 +39,10 @@ class RanksImpossible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """How many processes on how many nodes.
+    """Numbers of nodes and processes.
 
-    :param nodes: so many whole nodes of the block.
-    :param per_node: processes on each of them.
+    :param nodes: number of whole nodes of the block.
+    :param per_node: number of processes on each node.
     """
 
     nodes: int
