@@ -505,5 +505,5 @@ def test_garbage_closes_the_edge(garbage: bytes) -> None:
 def test_a_ledger_cannot_shrink() -> None:
     Ledger(new_ledger(), first=True)
     for other in (memory(LEDGER_BYTES, sealed=False), memory(LEDGER_BYTES + 1)):
-        with pytest.raises(ValueError, match="no ledger"):
+        with pytest.raises(ValueError, match="not a ledger"):
             Ledger(other, first=True)

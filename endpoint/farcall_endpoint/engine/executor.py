@@ -57,7 +57,7 @@ class InvalidArgument(ConfigurationError, ValueError):
 
 
 class _Submitter(concurrent.futures.Executor):
-    """What an engine and its views with other options have in common."""
+    """Base class of an engine and of its views with other options."""
 
     def __init__(self, options: TaskOptions, *, raise_original: bool) -> None:
         self._options = options
@@ -115,13 +115,13 @@ class _Submitter(concurrent.futures.Executor):
         chunksize: int = 1,
         buffersize: int | None = None,
     ) -> Iterator[T]:
-        """As the built-in ``map``, in parallel: results in the order of the arguments.
+        """Call a function for all arguments in parallel; yield the results in the order of the arguments.
 
         :param timeout: seconds from now until the last result must be there.
         :param chunksize: calls to make in one task: for long inputs and very short calls.
-        :param buffersize: how many tasks are submitted ahead of the results that were consumed, so that the
-            iterables may be endless; None = everything is submitted at once.
-        :raises TimeoutError: while iterating, when time is up; what is left is cancelled.
+        :param buffersize: maximum number of submitted tasks whose results are not consumed yet, which permits endless
+            iterables; None = all tasks are submitted at once.
+        :raises TimeoutError: while iterating, when the time is up; tasks that are left are cancelled.
         """
         check_sizes(chunksize, buffersize)
         rows: Iterator[tuple[Any, ...]] = zip(*iterables, strict=False)
@@ -160,8 +160,8 @@ class Engine(_Submitter):
     was submitted. A forked child must make its own: in the child, ``submit`` and the futures of the parent raise a
     RuntimeError. A module that workers import must not make one at its top level.
 
-    :param max_workers: most tasks at a time (on each node); one for each core if not given.
-    :param prefetch: most tasks to keep ready behind each running one; 0 switches prefetching off.
+    :param max_workers: maximum number of concurrent tasks (on each node); one for each core if not given.
+    :param prefetch: maximum number of tasks to keep ready behind each running one; 0 switches prefetching off.
     :param batching: whether many tasks may share a message on their way to a worker; for measurements.
     :param scheduling: how managers are chosen: ``random`` or ``round-robin``.
     :param working_dir: where tasks run.
@@ -172,12 +172,12 @@ class Engine(_Submitter):
         ``SlurmProviderConfig(partition="debug", max_blocks=4)``; this machine if not given.
     :param max_idletime_s: seconds without a task after which a block of nodes is given back.
     :param max_block_failures: blocks in a row that fail before tasks fail too.
-    :param block_failure_period_s: seconds that these failures span at least. Until then tasks wait, and blocks are
+    :param block_failure_period_s: least seconds that these failures must span. Until then tasks wait, and blocks are
         tried again.
     :param address: a name of this machine that the nodes can reach; found out if not given.
     :param worker_port_range: first and last port on which nodes may be awaited; any free one if not given.
-    :param cores_per_worker: at most so many workers are on a node that each has its cores; may be a fraction.
-    :param mem_per_worker_bytes: the same for memory; and no task may use more.
+    :param cores_per_worker: cores for each worker, which limit the workers on a node; may be a fraction.
+    :param mem_per_worker_bytes: memory for each worker, which limits the workers on a node and the memory of a task.
     :param accelerators: names of a node's accelerators, or how many to use of them; each worker gets one to itself.
     :param cpu_affinity: ``block`` binds each worker to neighbouring cores, ``alternating`` to every n-th.
     :param qos_settings: how latency targets (the option ``qos``) are held.
@@ -276,10 +276,10 @@ class Engine(_Submitter):
         return self._loop.stats
 
     def wait_ready(self, *, workers: int | None = None, timeout: float = 60.0) -> None:
-        """Wait until workers have started: so many, or all that the nodes have room for.
+        """Wait until ``workers`` workers have started, or as many as the nodes have room for.
 
-        :param timeout: seconds.
-        :raises Unavailable: when time is up; says why, where that is known.
+        :param timeout: seconds to wait.
+        :raises Unavailable: when the time is up; the message has the reason, if it is known.
         """
         deadline = time.monotonic() + timeout
         while True:

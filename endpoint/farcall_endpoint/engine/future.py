@@ -34,9 +34,9 @@ class EngineFuture(GuardedFuture[T]):
     """
 
     stages: Sequence[StageState] = ()
-    """Of a graph that has ended: how its stages were."""
+    """Final states of the stages of a graph; empty for a task, and until the graph has ended."""
     progress: Progress | None = None
-    """How far the task is, as its function last said (``current().progress``); about a second old while it runs."""
+    """Progress that the function last reported (``current().progress``); up to about a second old while it runs."""
 
     def __init__(self, task_id: str, on_cancel: Callable[[str], None], *, raise_original: bool = False) -> None:
         self._own_condition: threading.Condition | None = None
@@ -68,12 +68,12 @@ class EngineFuture(GuardedFuture[T]):
         return self._state in _CANCELLED
 
     def result(self, timeout: float | None = None) -> T:
-        """What the function returned.
+        """Return the value that the function returned.
 
-        :param timeout: seconds to wait for it.
-        :raises TimeoutError: when time is up.
+        :param timeout: seconds to wait for the end of the task.
+        :raises TimeoutError: when the time is up.
         :raises CancelledError: if the task was cancelled.
-        :raises BaseException: what the function raised, or the error that the task ended with.
+        :raises BaseException: the exception that the function raised, or the error that the task ended with.
         """
         if self._state == FINISHED and self._exception is None:
             return self._result  # type: ignore[return-value]

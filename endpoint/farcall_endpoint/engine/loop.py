@@ -298,7 +298,7 @@ class EngineLoop:
         return fleet
 
     def _make_address(self, belongings: contextlib.ExitStack) -> str | None:  # noqa: ARG002 - simulated managers
-        """Of a socket without keys, which managers on this machine do not need: they have pipes."""
+        """Return the address of a socket without keys, or None: managers on this machine use pipes."""
         return None
 
     def _make_provider(self, directory: Path) -> Provider:
@@ -494,7 +494,7 @@ def _stages(found: object) -> Sequence[StageState]:
 
 
 def _error(result: TaskResult) -> BaseException:
-    """What a task that did not succeed ended with."""
+    """Return the exception for the result of a task that did not succeed."""
     record = ErrorRecord.from_json(result.error or {"code": TaskError.code, "message": "The task failed."})
     body = result.body
     expected = TaskFailed if result.state is TaskState.FAILED else TaskError

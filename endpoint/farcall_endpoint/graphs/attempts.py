@@ -17,7 +17,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Attempts(Generic[K]):
-    """Of calls that have had more than one.
+    """Counts of the failed attempts of each call, and the decisions to retry a call.
 
     :param jitter: returns numbers in [0, 1), which shorten the wait before a retry by up to a half.
     """
@@ -28,13 +28,13 @@ class Attempts(Generic[K]):
         self._retries: dict[K, int] = {}
 
     def before(self, call: K) -> tuple[int, int]:
-        """How often a call was made before and its worker died, and how often it raised and was retried."""
+        """Return how many attempts of a call ended with a worker's death, and how many raised and were retried."""
         return len(self._deaths.get(call, ())), self._retries.get(call, 0)
 
     def raised(
         self, call: K, record: dict[str, Any], *, options: TaskOptions, is_retried: bool
     ) -> tuple[float | None, dict[str, Any]]:
-        """A call has failed: the seconds until it is made again, None if it is not; and its error then."""
+        """Record that a call raised; return the seconds to its retry (None: no retry) and its error record."""
         used = self._retries.get(call, 0)
         if not is_retried or used >= options.retries:
             return None, {**record, "retries_used": used} if used else record
@@ -46,7 +46,7 @@ class Attempts(Generic[K]):
     def died(
         self, call: K, reason: str, *, options: TaskOptions, stdout_tail: str = "", stderr_tail: str = ""
     ) -> dict[str, Any] | None:
-        """The worker of a call is gone: its error, None if it is made again."""
+        """Record that the worker of a call died; return the call's error, or None if the call is retried."""
         reasons = self._deaths.setdefault(call, [])
         reasons.append(reason)
         if options.idempotent and len(reasons) < options.max_attempts:
@@ -57,6 +57,6 @@ class Attempts(Generic[K]):
         return record.to_json()
 
     def forget(self, call: K) -> None:
-        """A call has ended for good."""
+        """Forget the attempts of a call that has ended for good."""
         self._deaths.pop(call, None)
         self._retries.pop(call, None)

@@ -202,17 +202,17 @@ class GraphRun:
         return self._options if stage.spec.options is None else stage.spec.options
 
     def is_output(self, stage: RunningStage) -> bool:
-        """Whether its value is the result."""
+        """Whether the value of a stage is the result of the graph."""
         return stage.number == self._output
 
     def starts(self, call: Call) -> tuple[int, int]:
-        """How often a call was made before and its worker died, and how often it raised and was retried."""
+        """Return how many attempts of a call ended with a worker's death, and how many raised and were retried."""
         return self._attempts.before(call)
 
     def inputs(self, call: Call, *, awaited: int = -1) -> tuple[tuple[InputOrder, ...], tuple[Frame, ...]]:
-        """What a call gets, and the buffers of that, in order.
+        """Return the inputs of a call, and the buffers with the values of these inputs, in order.
 
-        :param awaited: number of the input that comes from another worker.
+        :param awaited: number of the input that another worker sends.
         """
         stage, element = self.stages[call[0]], call[1]
         taken = None if stage.taken is None else stage.taken.get(element)
@@ -470,7 +470,7 @@ class GraphRun:
             self._complete(stage)
 
     def _sized(self, stage: RunningStage, units: int, got: int) -> None:
-        """The number of the units of a value is known, and so many of them are there."""
+        """Record the number of a value's units, of which ``got`` have arrived."""
         for reader, _, each in stage.readers:
             if reader.is_over:
                 continue

@@ -10,20 +10,20 @@ from farcall_endpoint.shared_memory import Frame
 
 WAITING: Final = 0
 STARTED: Final = 1
-"""It is with the manager, or waits for its retry."""
+"""The manager has the call, or the call waits for its retry."""
 DONE: Final = 2
 FAILED: Final = 3
 DROPPED: Final = 4
-"""It is not made, or its value is not needed: an input is missing for good, or no call reads it any more."""
+"""The call will not run, or its value is not needed: an input is missing for good, or no call will read the value."""
 
 _NO_UNITS: Final[list[int]] = []
-"""Of a stage that has no units yet; nothing is put in."""
+"""List that all stages without units share. It stays empty."""
 _MAX_WORKERS: Final = 8
-"""So many workers of a stage are shown."""
+"""Maximum number of workers, and of nodes, shown for a stage."""
 MAX_NAME_CHARACTERS: Final = 200
-"""Of the name of a stage, as it is shown."""
+"""Maximum length of a stage's name as it is shown."""
 PROGRESS_PERIOD_S: Final = 0.25
-"""Shortest time between two reports of how the stages of a task are."""
+"""Shortest time between two reports of the progress of a task's stages."""
 _MAX_TEXT_CHARACTERS: Final = 4000
 _MAX_BRIEF_CHARACTERS: Final = 200
 _BRIEF: Final = ("code", "message", "fault", "exception_type")
@@ -39,7 +39,7 @@ class Failure(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """That a stage reads the value of another one, as its input ``number``."""
+    """A dependency: the stage ``reader`` reads the value of another stage as its input ``number``."""
 
     reader: RunningStage
     number: int
@@ -63,13 +63,13 @@ class Runs:
         self.nodes: tuple[str, ...] = ()
 
     def note_start(self, at: float) -> None:
-        """A call has been running since this epoch second."""
+        """Record that a call has been running since ``at``, in epoch seconds."""
         self.started_at = at if self.started_at is None else min(self.started_at, at)
 
     def note_run(self, started_at: float | None, ended_at: float | None, pid: int, node: str = "") -> None:
-        """A call has run, from this epoch second to that one.
+        """Record that a call ran between two instants, in epoch seconds.
 
-        :param node: of another manager; empty: at that of the graph.
+        :param node: node of the manager that ran the call; empty: the manager of the graph.
         """
         if pid and node not in self.nodes and len(self.nodes) < _MAX_WORKERS:
             self.nodes = (*self.nodes, node)
@@ -82,14 +82,14 @@ class Runs:
 
 
 class RunningStage(Runs):
-    """What is known of a stage.
+    """State of a stage while its graph runs.
 
-    Units are what a call counts while it waits: an input, or an element of one where ``needs`` counts them.
+    A call that waits counts units: a unit is an input, or one element of an input where ``needs`` counts elements.
 
-    ``size``: of its calls, -1 for a map that waits for the number of elements. ``calls``: the state of each. ``parts``:
-    of its value; None until their number is known. ``uses``: how many calls read each part and have not ended;
-    ``held``: the same of the whole value, until its parts are known. ``got`` and ``lost``: units by call, of inputs
-    that a map reads by element; the others count in ``whole_got`` and ``whole_lost``.
+    ``size``: number of calls, -1 for a map that waits for the number of elements. ``calls``: state of each call.
+    ``parts``: parts of the value; None until their number is known. ``uses``: for each part, the number of unfinished
+    calls that read it; ``held``: the same number for the whole value, until its parts are known. ``got`` and ``lost``:
+    units by call, of inputs that a map reads by element; ``whole_got`` and ``whole_lost`` count all other units.
     """
 
     __slots__ = (

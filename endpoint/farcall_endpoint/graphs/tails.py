@@ -15,12 +15,12 @@ class _Ended(NamedTuple):
 
 
 class OutputTails:
-    """Collects the output of calls in the order of their ends, and keeps the last bytes of each stream.
+    """Output of calls in the order of their ends. Only the last bytes of each stream are kept.
 
-    One call may be *open*: it runs, its output is read from its worker, and is the end of the streams. What others have
-    printed that end meanwhile is behind it, so that no offset ever means other bytes than before.
+    One call may be *open*: it runs, and its output, read from its worker, is the end of the streams. Output of calls
+    that end meanwhile follows the open call's output, so that every offset keeps its meaning.
 
-    :param most_bytes: so many of each stream; 0: none.
+    :param most_bytes: maximum bytes of each stream; 0: no output.
     """
 
     def __init__(self, most_bytes: int) -> None:

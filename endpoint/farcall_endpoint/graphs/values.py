@@ -16,10 +16,10 @@ INLINE_BYTES: Final = 64 * 1024
 class GraphSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a node for the graphs that run there.
 
-    :param memory_bytes: what values of all graphs may occupy of its memory.
-    :param disk_bytes: what those beyond that may occupy of its disk.
-    :param files: how many files with values may be open at a time: each large value is in one.
-    :param node: its host name.
+    :param memory_bytes: maximum memory of the values of all graphs.
+    :param disk_bytes: maximum disk space of values that exceed this memory.
+    :param files: maximum number of open files with values: each large value is in a file.
+    :param node: host name of the node.
     """
 
     memory_bytes: int = 2**30
@@ -35,9 +35,9 @@ class Memory:
     may have as much as is left for all (dynamic thresholds: A. K. Choudhury, E. L. Hahne, IEEE/ACM Transactions on
     Networking 6(2), 1998): one of them gets half of the budget, and something is left for the next one at all times.
 
-    :param writers: how many calls may write a value at a time. Each has an equal part of the memory that is left, so
-        that together they do not exceed it.
-    :param whole: that of the node, of which this is a part.
+    :param writers: maximum number of calls that write a value concurrently. Each has an equal part of the memory that
+        is left, so that together they do not exceed it.
+    :param whole: the budget of the node, if this is a part of it.
     """
 
     def __init__(self, settings: GraphSettings, *, writers: int, whole: Memory | None = None) -> None:

@@ -71,12 +71,12 @@ def prefix(
     nested: bool = False,
     shown: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """What to write before a command so that it runs in namespaces with these paths only.
+    """Return the words to write before a command so that it runs in namespaces with only these paths.
 
     :param readable: existing paths, with those of their targets where they are links.
     :param writable: directories without links. What is mounted lies in none of them: their owner could replace the
         place of a mount by a link.
-    :param directory: the current one of the command; it is empty if it is not among the paths.
+    :param directory: working directory of the command; it is empty if it is not among the paths.
     :param nested: whether the command is a container's runner, which makes namespaces in these.
     :param shown: further paths to read, each with the path without links, or the number of the descriptor, that is seen
         there. What lies in a readable directory is looked up in the view instead.

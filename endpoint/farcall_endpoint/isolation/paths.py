@@ -18,9 +18,9 @@ _SYSTEM: Final = (
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - no file is made here
 """The memory file system of a node."""
 MEMORY_PREFIX: Final = "farcall-memory-"
-"""Of the names of directories there, one for each agent."""
+"""Prefix of the names of directories in :data:`SHARED_MEMORY`, one directory for each agent."""
 TEMPORARY_PREFIX: Final = "farcall-temporary-"
-"""Of the names of directories with the temporary files of tasks, one for each manager."""
+"""Prefix of the names of directories with the temporary files of tasks, one directory for each manager."""
 DEVICES: Final = (
     *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
     *("/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/nvidia-caps", "/dev/nvidiactl", "/dev/nvidia-uvm"),
@@ -31,12 +31,12 @@ DEVICES: Final = (
 def readable_paths(
     chosen: Iterable[str], *, private: Collection[Path], home: Path, environ: Mapping[str, str]
 ) -> list[str]:
-    """What tasks of a submitter may read besides their own directories: existing paths, as written and without links.
+    """Return the existing paths that tasks may read besides their own directories, as written and without links.
 
-    :param chosen: by the owner, and not questioned.
+    :param chosen: paths that the owner chose; they are not checked against ``private`` and ``home``.
     :param private: directories in which nothing is readable.
-    :param home: the owner's; in it, Python's directories are.
-    :param environ: of the worker; the directories in its search paths are readable.
+    :param home: the owner's home directory, which is not readable itself; directories of Python in it are.
+    :param environ: environment of the worker; the directories in its search paths are readable.
     """
     hidden = [path.resolve() for path in private]
     found: list[Path] = []
@@ -53,7 +53,7 @@ def readable_paths(
 
 
 def _python() -> Iterator[str]:
-    """Where this interpreter and what it imports are."""
+    """Directories of this interpreter and of the modules that it can import."""
     yield from (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     yield from sysconfig.get_paths().values()
     yield from filter(None, sys.path)

@@ -15,16 +15,16 @@ import resource
 import sys
 
 _COUNTS_APART = (5, 14)
-"""Version of Linux."""
+"""First version of Linux that counts the processes of each user namespace separately."""
 _LEAST_SHARE = 256
-"""Libraries start a thread for each core."""
+"""Least limit of a submitter: libraries start a thread for each core."""
 _FIELDS = re.compile(rb"^(Uid|Threads):\s*(\d+)", re.MULTILINE)
 
 
 def command(more: int) -> list[str]:
-    """What to write before a command to limit its processes; nothing where the limit has no effect.
+    """Return the words to write before a command to limit its processes; none where the limit has no effect.
 
-    :param more: how many there may be besides those that run at its start; 0: no limit.
+    :param more: processes and threads that may run besides those that run when the command starts; 0: no limit.
     """
     return [sys.executable, "-I", "-S", __file__, str(more)] if more and os.geteuid() != 0 else []
 
@@ -32,8 +32,9 @@ def command(more: int) -> list[str]:
 def limit_processes(more: int, *, apart: int = 0, outer: str = "") -> None:
     """Limit the processes and threads of this account, for this process and its descendants, for good.
 
-    :param more: how many there may be besides those that run now; 0: no limit.
-    :param apart: instead, in another user namespace than the outer one, where the kernel counts apart.
+    :param more: processes and threads that may run besides those that run now; 0: no limit.
+    :param apart: the limit to use instead of ``more`` in a user namespace other than ``outer``, if the kernel counts
+        the processes of each user namespace separately.
     """
     if outer not in ("", user_namespace()) and _kernel() >= _COUNTS_APART:
         more = apart

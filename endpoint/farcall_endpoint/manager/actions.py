@@ -167,8 +167,8 @@ class Warn(_Action, frozen=True):
 
 
 class ReadGraph(msgspec.Struct, frozen=True):
-    """What is known of the output of a graph, without that of the call that the worker runs (None: none is read), which
-    begins at these offsets of both streams."""
+    """Known output of a graph, without the output of the call that the worker runs (None: no worker is read). The
+    call's output begins at these offsets of both streams."""
 
     known: RunningOutput
     worker_id: int | None = None
@@ -179,7 +179,7 @@ class ReadGraph(msgspec.Struct, frozen=True):
 class ReadStreams(_Action, frozen=True):
     """Read output, and send the agent an OutputRead: for each task, the worker that runs it (None: it does not run),
     and whether its output may be read. A worker that has sent packets meanwhile may run another task by now.
-    ``graphs``: the same for those."""
+    ``graphs``: the same for graphs."""
 
     request_id: str
     max_bytes: int

@@ -1,12 +1,11 @@
-"""Calls of graphs that are sent ahead: behind the call whose value they wait for, or to a worker beside. No I/O.
+"""Calls of graphs sent ahead of the value that they wait for, to the worker that computes it or to another. No I/O.
 
-Such a call needs no word of the manager when its value is there: it stays in the worker that made it, or comes from
-that directly (:mod:`farcall_endpoint.worker.edges`). The manager gets the value, too, and so can make the call again.
-What goes wrong ends the same way: the manager takes the call back, which has not started, and it is made when its
-inputs are with the manager.
+The manager sends nothing more when the value is ready: the value stays in the worker that made it, or goes directly to
+the other worker (:mod:`farcall_endpoint.worker.edges`). The manager gets the value, too, so it can retry the call.
+After any failure, the manager takes back the call, which has not started, and sends it when it has the call's inputs.
 
-Two workers' words come in any order: a call may have ended before the manager hears that the call before it has. Its
-end waits for that one.
+Messages of two workers arrive in any order: the manager may learn that a call has ended before it learns that the call
+before it has. It then reports the end of the second call after the end of the first.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.worker.channel import ITSELF, Delivery, Done
 
 _MOST: Final = 31
-"""So many calls are sent behind one, each of which waits for the one before."""
+"""Maximum number of calls sent ahead behind one call, each of which waits for the call before it."""
 
 
 class AheadCalls:
-    """The calls that wait in other workers than that of their value, and the connections between workers.
+    """Calls that wait in a worker other than the one that computes their value, and connections between workers.
 
-    :param workers: all of the manager.
-    :param actions: of the manager's core, for connections.
+    :param workers: all workers of the manager.
+    :param actions: the list of actions of the manager's core, for connections.
     """
 
     def __init__(self, *, workers: Mapping[int, Worker], actions: list[Action]) -> None:
@@ -49,8 +48,7 @@ class AheadCalls:
         return bool(self._before or self._running)
 
     def placed(self, worker: Worker, jobs: Sequence[Job]) -> list[tuple[Worker, list[Job]]]:
-        """Jobs of a worker with the calls that follow them, as many as sockets have room for, by the worker that gets
-        them."""
+        """Return the jobs of a worker and as many following calls as sockets have room for, by receiving worker."""
         placed: dict[int, tuple[Worker, list[Job]]] = {worker.worker_id: (worker, [])}
         rooms = {worker.worker_id: _room(worker) - sum(map(unread_bytes, jobs))}
         for job in jobs:
@@ -82,11 +80,11 @@ class AheadCalls:
         return list(placed.values())
 
     def waits(self, job: Job) -> bool:
-        """Whether a call has been sent ahead to another worker, and its value is not there."""
+        """Whether a call was sent ahead to another worker, and the value that it needs has not arrived."""
         return job.order.task_id in self._waiting
 
     def report(self, finish: Callable[..., None], job: Job, *end: Any, **about: Any) -> None:
-        """Report the end of a call, after that of the call whose value it has got."""
+        """Report the end of a call, after the end of the call whose value it received."""
         task_id = job.order.task_id
         before = self._before.pop(task_id, "")
 
@@ -105,7 +103,7 @@ class AheadCalls:
             early()
 
     def ended(self, worker: Worker, job: Job, done: Done, now: float) -> list[Worker]:
-        """A call has ended: the workers from which calls that wait for its value must be taken back."""
+        """Record the end of a call; return the workers from which calls that wait for its value must be taken back."""
         assert job.call is not None
         if (waited := self._waiting.pop(job.order.task_id, None)) is not None:  # its value came before the word of it
             waited.awaits -= 1
@@ -122,8 +120,8 @@ class AheadCalls:
         return lost
 
     def returned(self, job: Job) -> list[Worker]:
-        """A call has not started, or its worker has died: the workers from which those that wait for it must be taken
-        back."""
+        """Record that a call was not started or that its worker died; return the workers from which calls that wait for
+        its value must be taken back."""
         waited = self._waiting.pop(job.order.task_id, None)
         if waited is not None:
             waited.awaits -= 1
@@ -133,7 +131,7 @@ class AheadCalls:
         return [target for each in deliveries if (target := self._waiting.get(each.task_id)) is not None]
 
     def forget(self, worker: Worker) -> None:
-        """A worker has died: its connections are gone."""
+        """Forget the connections of a worker that died."""
         if self._connections:
             number = worker.worker_id
             self._connections = {pair: each for pair, each in self._connections.items() if number not in pair}

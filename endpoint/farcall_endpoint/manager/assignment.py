@@ -42,15 +42,15 @@ class Assignment:
     wait for that, or None for whose turn it is. ``problem``: why workers of the endpoint's own Python do not start;
     empty if they do.
 
-    :param workers: all of the manager; no other object adds or removes any.
-    :param actions: of the manager's core.
+    :param workers: all workers of the manager; no other object adds or removes workers.
+    :param actions: the list of actions of the manager's core.
     :param slots: number of workers with a place.
     :param steps_aside: see :class:`~farcall_endpoint.manager.extra_workers.Extras`.
-    :param default_key: of the environment of tasks that name none.
-    :param prefetch: how many tasks to queue behind the running one.
-    :param most_packet_tasks: so many tasks may share a packet; 1: calls of graphs are not sent ahead either.
-    :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
-    :param warm: how long workers of environments stay without a task.
+    :param default_key: key of the environment of tasks that name none.
+    :param prefetch: number of tasks to queue behind the running one.
+    :param most_packet_tasks: maximum number of tasks in a packet; 1: also, no calls of graphs are sent ahead.
+    :param tasks_per_worker: number of tasks after which a worker is replaced; 0: no limit.
+    :param warm: settings for how long workers of environments stay without a task.
     :param start_limit_s: longest start of a worker of the endpoint's own Python.
     :param environment_start_limit_s: longest start of a worker in an environment.
     """

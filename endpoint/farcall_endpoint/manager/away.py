@@ -43,13 +43,13 @@ from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import CallOrder
 
 _SHORT_WAIT_S: Final = 0.005
-"""Calls that would begin within so long do not leave: to send one away takes a good part of that."""
+"""Calls that should begin within this time do not leave: the transfer would take much of it."""
 _PERIOD_S: Final = 0.001
-"""How often the queue is looked at, while it has something."""
+"""Seconds between two reviews of a queue that is not empty."""
 _LONG_S: Final = 0.05
-"""After so long calls may leave, whatever is expected."""
+"""Wait after which calls may leave, whatever start is expected."""
 _PAUSE_S: Final = 0.1
-"""When there were fewer calls to give than asked for, the next are offered after so long."""
+"""Seconds until the next offer after the manager had fewer calls than the agent asked for."""
 _MOST_INPUT_BYTES: Final = 16 * 2**20
 """A call with larger inputs stays, unless it cannot run here."""
 _MOST_MESSAGE_BYTES: Final = 64 * 2**20
@@ -59,12 +59,12 @@ _decode: Final = msgspec.msgpack.Decoder(CallOrder).decode
 
 
 class AwayCalls:
-    """The calls of this manager that other managers run, or only others can.
+    """The calls of this manager that other managers run, or that only other managers can run.
 
-    :param types: technologies of environments, each with why it does not work on this node, empty if it does; None:
-        all work.
-    :param slots: how many calls run here at a time.
-    :param default_key: of the environment of tasks that name none; to the agent its key is empty.
+    :param types: technologies of environments, each with the reason why it does not work on this node, empty if it
+        works; None: all work.
+    :param slots: maximum number of calls that run here concurrently.
+    :param default_key: key of the environment of tasks that name none; in messages to the agent this key is empty.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class AwayCalls:
         self._slots = max(1, slots)
         self._default_key = default_key
         self.taken: dict[str, Job] = {}
-        #: What those have used, as of an instant: that of their start, or of the last news.
+        #: Use of the taken calls, and the instant of this reading: their start, or their last report.
         self._used: dict[str, tuple[Used, float]] = {}
-        #: Those that cannot run here, by environment.
+        #: Calls that cannot run here, by environment.
         self._held: dict[str, collections.deque[Job]] = {}
         self._known: dict[str, set[str]] = {}  # functions, by manager
         self._offered: dict[str, int] = {}  # as the agent has it
@@ -103,19 +103,19 @@ class AwayCalls:
         return environment is not None and self._types is not None and self._types.get(environment.type) != ""
 
     def hold(self, jobs: Sequence[Job], key: str) -> None:
-        """Calls wait for another manager."""
+        """Keep calls that cannot run on this node until another manager takes them."""
         if jobs:
             self._held.setdefault(key, collections.deque()).extend(jobs)
         self._seen_at = -math.inf
 
     def __bool__(self) -> bool:
-        """Whether some are away or were offered, or are to be."""
+        """Whether any calls are away, are offered or will be offered."""
         return bool(self.taken or self._held or self._offered or self._since is not None or self.due_at != math.inf)
 
     def review(self, now: float, *, mean_s: float | None) -> None:
-        """Offer the agent the calls that wait for long, or withdraw that.
+        """Let the agent take calls that have waited too long, or withdraw this offer.
 
-        :param mean_s: how long a call runs; None if that is not known.
+        :param mean_s: mean run time of a call in seconds; None if it is not known.
         """
         if now < self._seen_at + _PERIOD_S and now < self.due_at and self._queue:
             self.due_at = min(self.due_at, self._seen_at + _PERIOD_S)
@@ -165,7 +165,7 @@ class AwayCalls:
         self._send(request, _within(jobs, self), left, now)
 
     def put_back(self, jobs: Sequence[Job]) -> None:
-        """Calls that do not fit into a message wait on."""
+        """Put calls that do not fit into a message back to those that wait."""
         for job in jobs:
             self._accept_again(job)
 
@@ -258,7 +258,7 @@ class AwayCalls:
             self._used[started.task_id] = Used(age_s, 1, 1), now.mono
 
     def _back(self, task_id: str, used: Used | None, now: float) -> Job | None:
-        """A call is not away any more, and counts for its owner.
+        """Record that a call is not away any more, and add its use to its owner.
 
         :param used: what it has used; None if the other manager cannot say.
         """
@@ -271,11 +271,11 @@ class AwayCalls:
         return job
 
     def forget(self, manager_id: str) -> None:
-        """A manager is gone that had functions of this one."""
+        """Forget the functions that a manager had received; it is gone."""
         self._known.pop(manager_id, None)
 
     def refuse(self, message: RefuseCalls) -> None:
-        """Calls fail that no manager can run."""
+        """Fail the calls that no manager can run."""
         for job in self._held.pop(message.key, ()):
             environment = job.order.options.environment
             label = "" if environment is None else environment.label
@@ -283,7 +283,7 @@ class AwayCalls:
             self._reports.finish(job, TaskState.FAILED, record.to_json())
 
     def cancel(self, task_ids: Collection[str], now: float) -> None:
-        """Those of some calls that are away, or wait for that, are not needed any more."""
+        """Cancel those of the given calls that are away or wait to leave."""
         gone = [task_id for task_id in self.taken if task_id in task_ids]
         for task_id in gone:
             if (job := self._back(task_id, None, now)) is not None:
@@ -308,9 +308,9 @@ class AwayCalls:
 
 
 class Guests:
-    """The calls of other managers that run here: what the agent is to hear of them.
+    """Calls of other managers that run here, and the reports about them for the agent.
 
-    :param node: the host name.
+    :param node: host name of this node.
     """
 
     def __init__(self, *, reports: Reports, node: str) -> None:
@@ -325,7 +325,7 @@ class Guests:
         self._touched: dict[Guest, None] = {}
         self._shown_at = -math.inf
         self.due_at = math.inf
-        """When :meth:`review` has something."""
+        """When :meth:`review` has use to report."""
 
     def owner(self, number: int, task_id: str) -> Guest:
         """The owner of a call with this number."""
@@ -336,13 +336,13 @@ class Guests:
         return bool(self._ended or self._died or self._started or self._used)
 
     def touched(self, guest: Guest) -> None:
-        """Something has happened to the calls that a call has made."""
+        """Record a change in the calls that a guest call has made."""
         if not self._touched:
             self.due_at = self._shown_at + PROGRESS_PERIOD_S
         self._touched[guest] = None
 
     def review(self, uses: Callable[[float], Mapping[Owner, Used]], now: float) -> None:
-        """Note the use of calls that make calls, for their home; when it is due."""
+        """Note the use of guest calls that make calls, for the report to their home. Called at :attr:`due_at`."""
         self._shown_at, self.due_at = now, math.inf
         found = uses(now)
         self._used += [(each.number, each.task_id, found[each]) for each in self._touched if each in found]
@@ -383,7 +383,7 @@ class Guests:
         self._died.append((guest.number, msgspec.structs.replace(died, used=used)))
 
     def news(self) -> Pass:
-        """What has happened since the last time."""
+        """Return the message about guest calls with the events since the last call."""
         message = CallNews(tuple(self._ended), tuple(self._died), tuple(self._started), used=tuple(self._used))
         bodies = tuple(self._bodies)
         self._ended, self._bodies, self._died, self._started, self._used = [], [], [], [], []
@@ -404,35 +404,31 @@ class Guest:
 
     @property
     def above(self) -> Owner | None:
-        """Its owner is at its home."""
+        """None: the call's owner is at its home."""
         return None
 
     def touch(self) -> None:
-        """Something has happened to the calls that it has made."""
         self._guests.touched(self)
 
     def started(self, job: Job, at: float) -> None:
-        """The call has been running for a while."""
         self._guests.started(self.number, job, at)
 
     def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
-        """Its home counts the runs that have an end."""
+        """No operation: the home counts runs when they end."""
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        """The call has ended."""
         self._guests.ended(self, job, outcome)
 
     def died(self, _: Job, died: Died) -> None:
-        """The worker of the call is gone."""
         self._guests.died(self, died)
 
 
 def jobs_of(
     message: RunCalls, bodies: Sequence[Frame], *, functions: dict[str, Frame], owner: Callable[[int, str], Guest]
 ) -> list[Job]:
-    """Calls of another manager as jobs.
+    """Return the jobs for calls of another manager, their home.
 
-    :param functions: those of this home that are known, to which the message adds some.
+    :param functions: known functions of this home; the message may add to them.
     :param owner: returns the owner of a call by its number and id.
     """
     if message.forget:
@@ -473,7 +469,7 @@ def _may_leave(job: Job) -> bool:
 
 
 def _within(jobs: Sequence[Job], away: AwayCalls) -> Sequence[Job]:
-    """The first jobs, as many as a message takes; at least one."""
+    """Return the first jobs, as many as fit into a message but at least one, and put the others back."""
     size_bytes = 0
     for index, job in enumerate(jobs):
         size_bytes += len(job.payload) + job.input_bytes

@@ -149,20 +149,20 @@ class BlockServer:
         self._threads: list[threading.Thread] = []
 
     def set_key(self, key: bytes) -> None:
-        """The key of the agent has come."""
+        """Set the key of the agent."""
         self._key = key
         self._client.set_key(key)
 
     def fileno(self) -> int:
-        """Readable when :meth:`events` has some."""
+        """A descriptor that is readable when :meth:`events` has events."""
         return self._events.fileno()
 
     def events(self) -> list[BlocksServed]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         return self._events.take()
 
     def perform(self, action: ServeBlocks) -> None:
-        """Do what a task wants, in a thread."""
+        """Perform a task's request in a thread."""
         while len(self._threads) < _THREADS:
             thread = started(self._serve_all, "farcall-blocks")
             if thread is None:
@@ -260,7 +260,7 @@ class BlockServer:
         """
         address, _, proof = node.rpartition(":")
         if not self._key or not hmac.compare_digest(proof.encode(), self._proof(address).encode()):
-            raise ValueError("their node is none of this endpoint")
+            raise ValueError("the address of their node was not issued by this endpoint")
         return address
 
     def _proof(self, address: str) -> str:

@@ -105,13 +105,13 @@ from farcall_endpoint.worker.channel import (
 )
 
 _UNSEEN_S: Final = 0.1
-"""A worker reports the times of a task, and the task's code runs in it: it may hide no more than this."""
+"""Seconds that a worker's report may omit from a task's run time. The task runs in the worker and can forge it."""
 _LATE_S: Final = 60.0
-"""Seconds by which the manager may be late to read that a task has ended; a later one of the worker ran meanwhile."""
+"""Maximum delay until the manager reads that a task has ended, while the worker already runs the next task."""
 _END_OF_TIME: Final = 2.0**40
 """Epoch seconds that no clock shows."""
 _MOST_TEXT_BYTES: Final = 512 * 1024
-"""Of the error and the details of a result together, twice what a worker sends: the longest traceback, and output."""
+"""Limit for the error and the details of a result together: twice the longest traceback and output of a worker."""
 _ENVIRONMENT_OF: Final = operator.attrgetter("order.options.environment")
 
 
@@ -120,23 +120,23 @@ class ManagerCore:
 
     :param slots: number of workers with a place; each runs one task at a time.
     :param steps_aside: see :class:`~farcall_endpoint.manager.extra_workers.Extras`.
-    :param prefetch: how many tasks to queue behind the running one.
-    :param batching: whether several tasks may share a packet, and calls of graphs may be sent before what they wait
-        for has ended.
-    :param start_limit_s: a worker that is not ready after so long is replaced.
+    :param prefetch: number of tasks to queue behind the running one.
+    :param batching: whether several tasks may share a packet, and calls of graphs may be sent before the calls that
+        they wait for have ended.
+    :param start_limit_s: seconds after which a worker that is not ready is replaced.
     :param shared_workers: whether a worker serves all submitters.
-    :param refusal: why tasks of other submitters than the owner are refused; empty if they are not.
-    :param default_environment: of tasks that name none; None: the endpoint's own Python.
+    :param refusal: reason why tasks of submitters other than the owner are refused; empty if they are accepted.
+    :param default_environment: environment of tasks that name none; None: the endpoint's own Python.
     :param environment_start_limit_s: longest preparation of an environment, and longest start of a worker in it.
-    :param warm: how long workers of environments stay without a task.
-    :param tasks_per_worker: a worker is replaced after so many tasks; 0: it may run any number.
-    :param graphs: what values between calls of graphs may occupy.
+    :param warm: settings for how long workers of environments stay without a task.
+    :param tasks_per_worker: number of tasks after which a worker is replaced; 0: no limit.
+    :param graphs: limits of the space for values between calls of graphs.
     :param types: see :class:`~farcall_endpoint.manager.away.AwayCalls`.
     :param agent_host: the agent's machine, as tasks of this node reach it.
-    :param node_cache_bytes: of copies of files on this node; 0: there are none.
+    :param node_cache_bytes: space for copies of files on this node; 0: no copies.
     :param qos: how latency targets are held.
-    :param latency_workers: most workers for tasks with a target, beyond the slots; 0: these are batch work that comes
-        first.
+    :param latency_workers: maximum number of workers for tasks with a target, beyond the slots; 0: such tasks are
+        batch work that comes first.
     :param jitter: returns random numbers in [0, 1), which shorten waits before retries by up to a half.
     """
 
@@ -599,8 +599,8 @@ class ManagerCore:
     # -- calls of tasks that run ---------------------------------------------------------------------------------------
 
     def _called(self, worker: Worker, packet: Calls | Waits | DropCalls, body: Body, now: Instant) -> None:
-        """What a running task says of its calls. One that has ended may have left a thread that still says something,
-        and a task can forge all of it."""
+        """Handle a packet about the calls of a running task. Threads that an ended task left may still send packets,
+        and a task can forge them."""
         if not worker.runs(packet.task_id):
             return
         if self._stop_at is not None:

@@ -28,7 +28,7 @@ _BATCH_AFTER_S: Final = 1.0
 _PERIOD_S: Final = 0.1
 _MOST_TRIES: Final = 10
 _MOST_THREADS: Final = 64
-"""Of a process, that are measured."""
+"""Maximum number of measured threads of a process."""
 _RESTART_S: Final = 1.0
 _PRESSURE: Final = Path("/proc/pressure/cpu")
 
@@ -90,7 +90,7 @@ class Demand:
         return found
 
     def _seconds(self, pid: int) -> float:
-        """For which the threads of a process have run, or waited for a CPU."""
+        """Return the seconds for which the threads of a process have run or waited for a CPU."""
         total_ns = 0
         try:
             for path in itertools.islice((self._proc / str(pid) / "task").iterdir(), _MOST_THREADS):
@@ -156,7 +156,7 @@ class CpuShares:
             self._joining.pop(pid, None)
 
     def share(self, weights: Mapping[str, float], running: Mapping[str, int]) -> None:
-        """Set weights; groups that are not named lose theirs. See :meth:`Actuator.set_weights`."""
+        """Set weights. Groups that are not named lose their weight. See :meth:`Actuator.set_weights`."""
         if not weights:
             return
         with self._lock:
@@ -167,7 +167,7 @@ class CpuShares:
             self._thread.start()
 
     def news(self) -> CpusMeasured | None:
-        """What was measured since the last call; None if nothing was."""
+        """Return the measurement since the last call; None if there is none."""
         found, self._measured = self._measured, None
         return found
 

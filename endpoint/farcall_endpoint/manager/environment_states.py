@@ -23,9 +23,9 @@ from farcall_endpoint.protocol import EnvironmentStatus
 _FIRST_START_WAIT_S: Final = 0.2
 _MAX_START_WAIT_S: Final = 10.0
 _MAX_START_FAILURES: Final = 4
-"""After so many failed rounds of worker starts in a row, tasks fail."""
+"""Number of successive failed rounds of worker starts after which tasks fail."""
 _MAX_PREPARATIONS: Final = 3
-"""How often an environment is prepared whose failures are worth another try."""
+"""Maximum number of preparations of an environment whose failures are retryable."""
 _FIRST_PREPARATION_WAIT_S: Final = 1.0
 _MAX_PREPARATION_WAIT_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 10.0
@@ -33,15 +33,15 @@ _MAX_PAUSE_S: Final = 900.0
 _GUESSED_START_S: Final = 1.0
 _GUESSED_FORK_S: Final = 0.02
 _GUESSED_OWN_START_S: Final = 0.3
-"""Of the endpoint's own Python."""
+"""Start time of a worker in the endpoint's own Python that is assumed before one is measured."""
 _MEMORY: Final = 0.3
 """Weight of the newest start and of the newest task: the last three or so count."""
 _MAX_KNOWN: Final = 200
-"""Environments that are remembered; submitters may name any number."""
+"""Maximum number of environments to remember. Submitters may name any number."""
 
 
 class State(enum.Enum):
-    """Where an environment is in its life."""
+    """Lifecycle state of an environment."""
 
     COLD = "cold"
     PREPARING = "preparing"
@@ -50,26 +50,26 @@ class State(enum.Enum):
 
 
 class _Starts:
-    """Counts starts of workers that fail one after the other. ``launch_at``: when the next may be tried."""
+    """Count of successive failed worker starts. ``launch_at``: when the next start may be tried."""
 
     def __init__(self) -> None:
         self.launch_at = 0.0
         self._rounds = Backoff(first_s=_FIRST_START_WAIT_S, most_s=_MAX_START_WAIT_S)
 
     def failed(self, now: float, *, is_try: bool, has_workers: bool) -> bool:
-        """Count one more; whether tasks fail now: they do after several, or one that was a try, if there is no
-        worker."""
+        """Count a failure; return whether tasks fail now: without workers, they do after several failures, or after a
+        failed try."""
         self.count(now)
         return not has_workers and (is_try or self._rounds.failures >= _MAX_START_FAILURES)
 
     def count(self, now: float) -> None:
-        """Count one more that has failed."""
+        """Count a failed start."""
         if now >= self.launch_at:  # workers that were started together fail as one round
             self.launch_at = now + self._rounds.next_s()
 
     @property
     def failures(self) -> int:
-        """How many rounds have failed one after the other."""
+        """Number of successive failed rounds."""
         return self._rounds.failures
 
     def succeeded(self) -> None:
@@ -107,7 +107,7 @@ class _StartsOfOne(_Starts):
 class EnvironmentState:
     """One environment.
 
-    ``waiting``: tasks until it is ready. ``prewarm``: so many idle workers are kept. ``is_default``: tasks that name no
+    ``waiting``: tasks until it is ready. ``prewarm``: idle workers to keep. ``is_default``: tasks that name no
     environment run in it. ``payers``: of the tasks that wait; ``requester``: for which of them it is prepared,
     empty for the owner. ``start_s``, ``mean_s``: how long starts and tasks took, as moving averages; None before the
     first. ``used_at``: when it was last needed.
@@ -142,37 +142,37 @@ class EnvironmentState:
 
     @property
     def expected_start_s(self) -> float:
-        """How long a start takes."""
+        """Expected duration of a worker start in seconds."""
         if self.start_s is not None:
             return self.start_s
         return _GUESSED_FORK_S if self.forkable else _GUESSED_START_S
 
     @property
     def expected_task_s(self) -> float | None:
-        """How long a task takes; None if nothing is known, and it is worth to wait until something is."""
+        """Expected duration of a task in seconds; None if it is unknown and a measurement is worth waiting for."""
         if self.mean_s is None and self.forkable:
             return self.expected_start_s
         return self.mean_s
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is kept ready without tasks."""
+        """Whether the environment is kept ready without tasks."""
         return self.is_default or self.prewarm > 0
 
     @property
     def retry_at(self) -> float | None:
-        """When it may be tried again; None if it has not failed."""
+        """When a failed environment may be tried again; None if it has not failed."""
         return self._retry_at if self.state is State.FAILED else None
 
     def wait(self, jobs: Sequence[Job]) -> None:
-        """Let tasks wait until it is ready."""
+        """Let tasks wait until the environment is ready."""
         if not self.waiting:
             self.payers.clear()
         self.payers |= dict.fromkeys(job.order.share_of for job in jobs)
         self.waiting.extend(jobs)
 
     def needed(self, now: Instant) -> ErrorRecord | None:
-        """It is needed for a task, or to be warm; the error if there is no use in waiting for it."""
+        """Record that a task or prewarming needs the environment; return its error if waiting for it is useless."""
         self.used_at = now.mono
         if self.state is State.FAILED:
             if now.mono < self._retry_at:
@@ -181,25 +181,25 @@ class EnvironmentState:
         return None
 
     def try_now(self, now: Instant) -> None:
-        """If it has failed: the owner has repaired it, or wants to know."""
+        """Permit a try at once if the environment has failed: the owner has repaired it, or wants a result."""
         if self.state is State.FAILED:
             self._pause.reset()
             self.record = None
             self._set(State.COLD, "", now)
 
     def preparing(self, now: Instant, *, limit_s: float) -> None:
-        """Its preparation begins, and may take so long."""
+        """Record that the preparation begins. It may take ``limit_s`` seconds."""
         if self.state is not State.PREPARING or self.prepares_again:
             self._set(State.PREPARING, "it is being prepared", now)
         self.due_at, self.prepares_again = now.mono + limit_s, False
 
     def postponed(self, now: Instant) -> None:
-        """Its preparation must wait for others."""
+        """Record that the preparation waits for the preparations of other environments."""
         if not self.text:
             self._set(State.COLD, "it waits until other environments are prepared", now)
 
     def ready(self, now: Instant, *, forkable: bool, memory_bytes: int | None) -> None:
-        """It can be started."""
+        """Record that workers can be started in the environment."""
         if forkable != self.forkable:
             self.start_s = None  # of a start without the template, or with it
         self.forkable = forkable
@@ -210,7 +210,7 @@ class EnvironmentState:
             self._preparations.reset()
 
     def preparation_failed(self, record: ErrorRecord, now: Instant) -> None:
-        """It could not be prepared. Afterwards either :attr:`prepares_again` is true, or it has failed."""
+        """Record a failed preparation. Afterwards :attr:`prepares_again` is true, or the state is failed."""
         wait_s = self._preparations.next_s()
         if record.retryable and self._preparations.failures < _MAX_PREPARATIONS and not self._pause.failures:
             self._set(State.PREPARING, f"it is prepared again in {wait_s:g} s: {record.message}", now)
@@ -220,7 +220,7 @@ class EnvironmentState:
 
     @property
     def launch_at(self) -> float:
-        """When a worker of the owner may be started, if it is ready."""
+        """When a worker of the owner may be started in a ready environment."""
         return self._starts.launch_at
 
     @property
@@ -229,7 +229,7 @@ class EnvironmentState:
         return bool(self._of_others)
 
     def launch_at_of(self, submitter: str) -> float:
-        """When a worker of a submitter may be started, if it is ready."""
+        """Return when a worker of a submitter may be started in a ready environment."""
         starts = self._of_others.get(submitter)
         return self.launch_at if starts is None else max(self.launch_at, starts.launch_at)
 
@@ -239,7 +239,7 @@ class EnvironmentState:
         return starts.record if starts is not None and now.mono < starts.retry_at else None
 
     def worker_started(self, submitter: str, start_s: float) -> None:
-        """A worker of a submitter is ready, after so long."""
+        """Record that a worker of a submitter became ready after ``start_s`` seconds."""
         self._of_others.pop(submitter, None)
         self.last_start_s = start_s
         self.start_s = start_s if self.start_s is None else self.start_s + _MEMORY * (start_s - self.start_s)
@@ -284,7 +284,7 @@ class EnvironmentState:
         return record
 
     def tasks_ended(self, count: int, duration_s: float) -> None:
-        """A worker has run so many of its tasks; they took so long together."""
+        """Record that a worker ran ``count`` tasks, which took ``duration_s`` seconds together."""
         mean_s = max(duration_s / count, 1e-6)
         if self.mean_s is None:
             self.mean_s = mean_s
@@ -292,19 +292,19 @@ class EnvironmentState:
             self.mean_s += (1 - (1 - _MEMORY) ** count) * (mean_s - self.mean_s)
 
     def released(self, now: Instant) -> None:
-        """Nothing of it is running any more."""
+        """Record that no process of the environment runs any more."""
         self.forkable = False
         self._set(State.COLD, "", now)
 
     def progress(self, text: str, now: Instant) -> None:
-        """What happens while it is prepared."""
+        """Record the current step of the preparation, for display."""
         if self.state is State.PREPARING and text != self.text:
             self.text, self.since = text, now.epoch
 
     def status(self, workers: Sequence[Worker]) -> EnvironmentStatus:
-        """For the agent.
+        """Return the status of the environment for the agent.
 
-        :param workers: those of this environment.
+        :param workers: the workers of this environment.
         """
         alive = [worker for worker in workers if not worker.killed]
         return EnvironmentStatus(
@@ -379,7 +379,7 @@ class EnvironmentStates(dict[str, EnvironmentState]):
         self.own = OwnStarts()
 
     def of(self, environment: Environment) -> EnvironmentState:
-        """An environment, which is new or was seen before."""
+        """Return the state of an environment; add it if it is new."""
         key = environment.key
         state = self.get(key)
         if state is None:
@@ -395,12 +395,12 @@ class EnvironmentStates(dict[str, EnvironmentState]):
         return state is not None and state.state is State.READY and now >= state.launch_at_of(submitter)
 
     def start_s(self, key: str) -> float:
-        """How long a start takes in an environment."""
+        """Return the expected duration of a worker start in an environment, in seconds."""
         state = self.get(key)
         return _GUESSED_OWN_START_S if state is None else state.expected_start_s
 
     def memory_bytes(self, key: str) -> int | None:
-        """What a worker of an environment occupies, as far as it was measured."""
+        """Return the measured memory of a worker of an environment; None before a measurement."""
         state = self.get(key)
         return None if state is None else state.memory_bytes
 

@@ -109,10 +109,10 @@ class EnvironmentWorkers:
         return record
 
     def _locate(self, environment: Environment) -> Place | None:
-        """What a submitter names on the node, now, if its tasks are confined to that.
+        """Return the current place on the node of a submitter's environment; None if its tasks are not confined.
 
-        :raises OSError: if its tasks may not use it.
-        :raises NotLocated: as of :meth:`refusal`.
+        :raises OSError: if the submitter's tasks may not use the environment.
+        :raises NotLocated: see :meth:`refusal`.
         """
         located = self._launcher.locate(environment)
         if located.record is not None:
@@ -147,15 +147,15 @@ class EnvironmentWorkers:
         return [self._event(report) for report in self._launcher.serve()]
 
     def next_deadline(self) -> float:
-        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        """Return when :meth:`serve` must be called at the latest, in monotonic seconds."""
         return min(self._launcher.next_deadline(), self.ends.next_deadline())
 
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
-        """Tasks of workers with this key have imported these."""
+        """Record the modules that tasks of workers with this key have imported."""
         self._launcher.learn(imports_key, modules)
 
     def measured(self, process: WorkerProcess) -> Event | None:
-        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+        """Measure the memory of a worker of an environment; None if it is unknown, or the environment is gone."""
         key = process.environment_key
         if not self._launcher.is_prepared(key) or (memory_bytes := tree_bytes(process.root_pid)) is None:
             return None
@@ -167,11 +167,11 @@ class EnvironmentWorkers:
         return self._launcher.has_templates_of_others
 
     def templates_of_others(self) -> list[RunningTemplate]:
-        """These templates."""
+        """Return the templates in environments of submitters other than the owner."""
         return self._launcher.templates_of_others()
 
     def template_takes(self, name: str, size_bytes: int) -> None:
-        """A template takes so much memory now, without its workers."""
+        """Record the memory that a template occupies now, without its workers."""
         self._launcher.template_takes(name, size_bytes)
 
     def end_template(self, name: str, reason: str) -> None:
@@ -195,7 +195,7 @@ class EnvironmentWorkers:
 
     @property
     def children(self) -> set[int]:
-        """Process ids of children that are no workers."""
+        """Process ids of children other than workers."""
         return self._launcher.children
 
     def close(self) -> None:

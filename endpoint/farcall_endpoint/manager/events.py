@@ -68,11 +68,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(Protocol):
-    """What a call belongs to, which gets its outcome in place of the agent: a graph that runs, or a task that waits.
+    """Owner of calls: a running graph, or a task that waits for its calls. It gets their outcomes, not the agent.
 
-    Called while the manager's core handles events: it notes what happened, and decides what follows when the core asks.
+    The core calls these methods while it handles events. The owner records them, and acts when the core asks it to.
 
-    ``sums``: what its calls have used. ``above``: the owner of the task that it is, if that is a call.
+    ``sums``: use of its calls. ``above``: the owner of this owner's own task, if that task is a call.
     """
 
     sums: Sums
@@ -81,24 +81,24 @@ class Owner(Protocol):
     def above(self) -> Owner | None: ...
 
     def touch(self) -> None:
-        """Something has happened to its calls, or to those that these have made."""
+        """Record a change in the owner's calls, or in calls that these have made."""
 
     def started(self, job: Job, at: float) -> None:
-        """A call has been running for a while, since the epoch second ``at``."""
+        """Record that a call has been running for a while, since the epoch second ``at``."""
 
     def ran(self, job: Job, started_at: float, ended_at: float, pid: int) -> None:
-        """A call has run between these epoch seconds in a worker that is gone; how it ended follows."""
+        """Record the run of a call between these epoch seconds in a worker that is gone. Its outcome follows."""
 
     def ended(self, job: Job, outcome: Outcome) -> None:
-        """A call has ended, or was cancelled or refused."""
+        """Record that a call has ended, or was cancelled or refused."""
 
     def died(self, job: Job, died: Died) -> None:
-        """The worker of a call is gone. The owner decides whether the call may be started again."""
+        """Record that the worker of a call died. The owner decides whether the call may be started again."""
 
 
 class Sums:
-    """Use of the calls of an owner by the manager's clock, with the calls that these have made: ``run_s`` seconds that
-    those which have ended had places, and how many ``calls`` have had one. ``is_over``: the owner has ended, and its
+    """Use of an owner's calls by the manager's clock, with the calls that these have made. ``run_s``: seconds for which
+    ended calls had a place; ``calls``: number of calls that have had a place. ``is_over``: the owner has ended, and its
     calls do not count any more."""
 
     __slots__ = ("calls", "is_over", "run_s")
@@ -109,18 +109,18 @@ class Sums:
         self.is_over = False
 
     def add(self, run_s: float, calls: int = 1) -> None:
-        """A call has had a place for so many seconds."""
+        """Add the seconds for which calls had a place."""
         self.run_s += run_s
         self.calls += calls
 
 
 class Callees(msgspec.Struct, frozen=True):
-    """What a task with callees has besides its own function.
+    """Functions, graph and environments of a task with callees, besides its own function.
 
     :param functions: the bodies of the callees, by hash.
-    :param graph: its payload, if that is a graph.
-    :param refusals: why its submitter may not use environments of stages of the graph, by their keys.
-    :param environments: the keys of those that a callee may run in, by its hash; empty: the endpoint's own.
+    :param graph: the payload of the task, if it is a graph.
+    :param refusals: reasons why the submitter may not use environments of the graph's stages, by environment key.
+    :param environments: keys of the environments that a callee may run in, by its hash; empty key: the endpoint's own.
     """
 
     functions: Mapping[str, Frame]
@@ -213,10 +213,10 @@ class ProcessesLeft(_Event, frozen=True):
 
 
 class CpusMeasured(_Event, frozen=True):
-    """The processors of the node. ``pressure``: the part of the time in which some process waited for one, 0 to 1.
-    ``processors``: how many there are; 0: not known. ``demands``: by latency class, how many threads of its workers
-    ran, or waited for a processor, on average. ``actuator``: what gives these classes their shares; ``problem``: what
-    does not work of that."""
+    """Use of the node's processors. ``pressure``: fraction of the time in which some process waited for a processor.
+    ``processors``: their number; 0: not known. ``demands``: by latency class, the mean number of its workers' threads
+    that ran or waited for a processor. ``actuator``: name of the backend that sets the shares of these classes;
+    ``problem``: its last failure."""
 
     pressure: float = 1.0
     actuator: str = ""
@@ -226,15 +226,15 @@ class CpusMeasured(_Event, frozen=True):
 
 
 class EnvironmentProgress(_Event, frozen=True):
-    """What the preparation of an environment does now, for people."""
+    """Current step of the preparation of an environment, for display."""
 
     key: str
     text: str
 
 
 class EnvironmentReady(_Event, frozen=True):
-    """An environment can be started. ``forkable``: it has a template, whose forks take ``memory_bytes`` each; may come
-    again when that changes."""
+    """Workers can be started in an environment. ``forkable``: it has a template; a fork occupies ``memory_bytes``. The
+    event is repeated when these values change."""
 
     key: str
     forkable: bool = False
@@ -254,7 +254,7 @@ class EnvironmentsCrowded(_Event, frozen=True):
 
 
 class EnvironmentGone(_Event, frozen=True):
-    """What was prepared of an environment is gone: it must be prepared again."""
+    """The prepared files of an environment are gone. The environment must be prepared again."""
 
     key: str
 

@@ -31,7 +31,7 @@ from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Pair, Worker
 
 _IDLE_S: Final = 1.0
-"""An extra worker without a call is ended after so long."""
+"""Seconds without a call after which an extra worker is ended."""
 
 
 class ExtraWorker(NamedTuple):

@@ -51,25 +51,24 @@ _COPIES: Final = "copies"
 _DRAFTS: Final = "drafts"
 _TASKS: Final = "tasks"
 _THREADS: Final = 4
-"""That copy at a time."""
+"""Number of threads that copy concurrently."""
 _HUNG_LIMIT_S: Final = 60.0
-"""A copy without a byte for so long is given up, with its thread: a file system that hangs has no limit of its own."""
+"""Seconds without a byte after which a copy is given up, with its thread. A hanging file system has no time limit."""
 _MOST_HUNG: Final = 8
-"""Threads that were given up and have not come back: while there are so many, nothing is copied. While there is one,
-nothing is copied from the endpoint's directory."""
+"""Number of hung threads at which all copying stops. Copying from the endpoint's directory stops at the first."""
 _LOOK_S: Final = 1.0
 _STOPPED_S: Final = 5.0
-"""Without a look for so long, this process itself was stopped, and what it copies has not hung."""
+"""Seconds without a check that show that this process itself was stopped: its copies have not hung."""
 _UNKNOWN_LIMIT_S: Final = 2.0
-"""So long a node that was named as a source may take to hear of the copy itself."""
+"""Seconds for which a node that is named as a source waits for the news that it has, or will get, the copy."""
 _MOST_FAILED: Final = 1000
 _END_LIMIT_S: Final = 2.0
 _NO_THREAD: Final = "the node cannot start another thread"
 
 
 class _Inode(NamedTuple):
-    """What shows that a task has written to a copy, through its link. A task can set the mtime back, and not the ctime;
-    this node's own links move the ctime too."""
+    """State of a copy's inode, which shows whether a task wrote to the copy through its link. A task can reset the
+    mtime, but not the ctime. New links on this node also change the ctime."""
 
     inode: int
     size_bytes: int
@@ -142,28 +141,28 @@ class FileCopies:
 
     @property
     def address(self) -> str:
-        """Where other managers get copies."""
+        """Address where other managers get copies."""
         return self._server.address
 
     def set_key(self, key: bytes) -> None:
-        """The key of the agent has come: from now on, copies are given and got."""
+        """Set the key of the agent. From now on, this manager serves copies and gets copies from other nodes."""
         self._key = key
         self._client.set_key(key)
         self._server.start(key)
 
     def directory_of(self, submitter: str) -> Path:
-        """The directory that tasks of a submitter may read, those of the owner (empty) as all else: that of all
-        submitters. It is made if it does not exist."""
+        """Return the directory of copies that a submitter's tasks may read, created if missing. The owner's tasks
+        (empty) may read those of all submitters."""
         path = self._path(submitter) if submitter else self.root
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def fileno(self) -> int:
-        """Readable when :meth:`events` has some."""
+        """A descriptor that is readable when :meth:`events` has events."""
         return self._events.fileno()
 
     def events(self) -> list[Event]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         return self._events.take()
 
     def perform(self, action: FileAction) -> None:

@@ -29,20 +29,20 @@ from farcall_endpoint.protocol import BlocksWanted, FileContent
 _logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT_S: Final = 30.0
-"""So long the other side may send nothing, or take nothing."""
+"""Seconds for which the peer may neither send nor receive."""
 PIECE_BYTES: Final = 2**18
 _MOST_READERS: Final = 16
-"""That are served at a time; each has a thread."""
+"""Maximum number of managers served concurrently, each by a thread."""
 _MOST_HANDSHAKES: Final = 32
-"""Connections that have not proved yet that they are managers; each has a thread."""
+"""Maximum number of connections that have not yet proved to be managers', each with a thread."""
 _MOST_REQUEST_BYTES: Final = 2**15
 _CONNECT_LIMIT_S: Final = 5.0
 _HANDSHAKE_LIMIT_S: Final = 5.0
 _COPY_LIMIT_S: Final = 60.0
 _LEAST_BYTES_PER_S: Final = 1e6
-"""A copy from another node takes ``_COPY_LIMIT_S`` and the time that its bytes take at this rate, or it fails."""
+"""Least rate of a copy: it fails after ``_COPY_LIMIT_S`` plus the time that its bytes take at this rate."""
 _ROOM_LIMIT_S: Final = 20.0
-"""So long a manager waits for others to be served."""
+"""Seconds for which a request waits for a free reader before its connection is closed."""
 _PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 2.0
 _CHALLENGE_BYTES: Final = 32
@@ -52,12 +52,12 @@ _MAC_BYTES: Final = 32
 _LENGTH_BYTES: Final = 2
 _SIZE_BYTES: Final = 8
 _MISSING: Final = 2**64 - 1
-"""In place of the size: the node has no such copy."""
+"""Size in an answer that means: the node has no such copy."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class _Request(msgspec.Struct, frozen=True, array_like=True):
-    """What a manager wants of the server at ``address`` (``host:port``): a copy of a file, or blocks."""
+    """A manager's request to the server at ``address`` (``host:port``), for a copy of a file or for blocks."""
 
     address: str
     content: FileContent | None
@@ -314,25 +314,25 @@ def started(run: Callable[[], None], name: str) -> threading.Thread | None:
 
 
 def _limit(connection: socket.socket, ends_at: float) -> None:
-    """Let the next call wait until an instant of :func:`time.monotonic` at most, and never too long.
+    """Let the next call wait until an instant of :func:`time.monotonic`, and at most ``SILENCE_LIMIT_S`` seconds.
 
-    :raises OSError: if it has come.
+    :raises OSError: if the instant has passed.
     """
     left_s = ends_at - time.monotonic()
     if left_s <= 0:
-        raise TimeoutError(errno.ETIMEDOUT, "it takes too long")
+        raise TimeoutError(errno.ETIMEDOUT, "the time limit has passed")
     connection.settimeout(min(left_s, SILENCE_LIMIT_S))
 
 
 def _received(connection: socket.socket, count: int, ends_at: float) -> bytes:
-    """So many bytes.
+    """Receive ``count`` bytes.
 
-    :raises OSError: if the connection ends before, or they have not come until ``ends_at``.
+    :raises OSError: if the connection ends before, or the bytes have not arrived by ``ends_at``.
     """
     received = bytearray()
     while len(received) < count:
         _limit(connection, ends_at)
         if not (piece := connection.recv(count - len(received))):
-            raise ConnectionResetError(errno.ECONNRESET, "it was closed")
+            raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
         received += piece
     return bytes(received)

@@ -45,17 +45,17 @@ from farcall_endpoint.shared_memory import Bytes, Frame, copy_of, piece_of
 from farcall_endpoint.worker.channel import CallOrder
 
 _INPUT_BYTES: Final = 64
-"""Upper limit of what an input adds to an order, without its bytes."""
+"""Maximum size that an input adds to an order, without the bytes of the input."""
 _MOST_ERROR_BYTES: Final = 256 * 1024
-"""Of a larger error record the parts are kept that are shown; a worker writes none that is so large."""
+"""Size of an error record above which only the displayed parts are kept. Workers write smaller records."""
 _STARTED_AFTER_S: Final = 0.05
-"""As for a task: a graph that is over sooner is reported only by its result."""
+"""Seconds after which the start of a graph is reported, as for a task. A shorter graph reports only its result."""
 
 
 class RunningGraph:
     """A task that is a graph: the owner of its calls.
 
-    :param touched: gets it when something has happened to it.
+    :param touched: collects the graphs in which something has changed.
     """
 
     def __init__(
@@ -277,13 +277,13 @@ class RunningGraph:
         return follower, number
 
     def taken_back(self, job: Job) -> None:
-        """A call that was made ahead was not started."""
+        """Record that a call was sent ahead and was taken back before it started."""
         self.touch()
         self.made.discard(self._call_of(job))
         self.run.take_back(self._call_of(job))
 
     def _of_stage(self, stage: RunningStage) -> Any:
-        """What the calls of a stage have in common."""
+        """Return the parts of an order that all calls of a stage share."""
         graph, function = self.run.graph, stage.spec.function
         options, own, environment = self._options, stage.spec.options, self._environment_of(stage)
         if own is not None:
@@ -311,8 +311,8 @@ class RunningGraph:
         )
 
     def _environment_of(self, stage: RunningStage) -> Environment | None:
-        """Where the calls of a stage run. What collects values does so where the first of them was made: that can read
-        it."""
+        """Return the environment of a stage's calls. A call that collects values runs in the environment of the first
+        value, which can read it."""
         while stage.collects and stage.sources:
             stage = stage.sources[0][0]
         return None if stage.collects else stage.spec.environment(self.job.order.options.callees)
@@ -320,9 +320,9 @@ class RunningGraph:
     # -- the agent's side ----------------------------------------------------------------------------------------------
 
     def read_output(self, wanted: WantedOutput, running: Mapping[str, Worker], max_bytes: int) -> ReadGraph:
-        """What its calls have printed, and the worker of one that runs, if that is to be read, too.
+        """Return the output of the graph's calls, and the worker of a running call whose output must be read, too.
 
-        :param running: the workers, by the task that runs there.
+        :param running: the workers, by the task that each runs.
         """
         output = self.output
         if not output.most_bytes:
@@ -384,9 +384,9 @@ class RunningGraph:
 class Graphs:
     """All graphs of a manager.
 
-    :param writers: how many calls may run at a time.
-    :param jitter: as of :class:`~farcall_endpoint.graphs.run.GraphRun`.
-    :param uses: what they have used.
+    :param writers: maximum number of calls that run concurrently.
+    :param jitter: see :class:`~farcall_endpoint.graphs.run.GraphRun`.
+    :param uses: use of the graphs.
     """
 
     def __init__(
@@ -494,7 +494,7 @@ class Graphs:
         return jobs, dropped
 
     def _take_ready(self, running: RunningGraph) -> Iterator[Job]:
-        """The calls to make now: no more than the payer may have at a time in all graphs here together."""
+        """Return the calls to make now, within the payer's limit of concurrent calls in all graphs of this manager."""
         run, most = running.run, running.job.order.options.max_calls
         ready, run.ready = run.ready, []
         if most is not None and ready:
@@ -587,7 +587,7 @@ def opened(
 
 
 def callees_of(options: TaskOptions, functions: Mapping[str, Frame], graph: Graph | None) -> Callees:
-    """What a task with these options has besides its own function. ``functions``: bodies by hash."""
+    """Return the callees of a task with these options. ``functions``: bodies by hash."""
     environments: dict[str, frozenset[str]] = {}
     for each in options.callees:  # one body may be registered for several environments
         key = "" if each.environment is None else each.environment.key
@@ -597,7 +597,7 @@ def callees_of(options: TaskOptions, functions: Mapping[str, Frame], graph: Grap
 
 
 def environments_of(job: Job) -> Iterable[Environment]:
-    """The environments that a task runs in, each once; of a graph those of its stages, whatever that of the task is."""
+    """Return the environments that a task runs in, each once: for a graph, those of its stages."""
     options, needed = job.order.options, [job.order.options.environment]
     if job.callees is not None and isinstance(job.callees.graph, Graph):
         needed = [stage.environment(options.callees) for stage in job.callees.graph.stages if stage.function != COLLECT]

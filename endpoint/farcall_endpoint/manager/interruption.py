@@ -31,12 +31,12 @@ from farcall_endpoint.manager.workers import StopReason, Worker
 from farcall_endpoint.protocol import Died, Ending, Used
 
 STARTED_AFTER_S: Final = 0.05
-"""A task that runs for so long is reported as running; a shorter one only by its result."""
+"""Seconds after which a task is reported as running. A shorter task reports only its result."""
 _OVERDUE_S: Final = 0.01
-"""When a task runs for so long, the tasks behind it are recalled."""
+"""Seconds of a task's run after which the tasks behind it are recalled."""
 _AHEAD_S: Final = 1.0
-"""When a call that was sent ahead has had its value for so long and may not have begun, it is recalled: it may not have
-got it."""
+"""Seconds after which a call that was sent ahead, whose value was sent, is recalled unless it has begun: the value may
+not have arrived."""
 
 _CALLED_EARLY: Final = "another task of its worker has made calls for it"
 
@@ -172,7 +172,7 @@ class Interruptions:
     # -- what follows --------------------------------------------------------------------------------------------------
 
     def recalled(self, worker: Worker, revoked: int, kept: Kept, now: float) -> None:
-        """A worker was asked for the tasks that it has not started, and so many of its last ones were revoked."""
+        """Handle the answer to a recall: the last ``revoked`` tasks of a worker, not started yet, were revoked."""
         worker.recalling = False
         worker.syncing = worker.syncing or revoked > 0
         if revoked > len(worker.jobs):
@@ -186,7 +186,7 @@ class Interruptions:
             worker.stops.clear()
 
     def died(self, worker: Worker, event: WorkerDied, now: Instant, kept: Kept) -> None:
-        """A worker has died, and so many of its last tasks were revoked before."""
+        """Handle the death of a worker, some of whose last tasks were revoked before."""
         # It may have sent an invalid message and ended at once: it is not there any more to be killed or recalled.
         self._actions[:] = [
             action

@@ -22,7 +22,7 @@ from farcall_endpoint.protocol import CpuSharesStatus
 from farcall_endpoint.qos.controller import BATCH, Controller
 
 _IDLE_S: Final = 300.0
-"""A worker of a class that has had no task for so long is ended."""
+"""Seconds without a task after which a worker of a latency class is ended."""
 _MOST_AHEAD: Final = 0.1
 """Work that waits behind a running task takes at most this part of the target, as an idle worker might take it."""
 
@@ -183,8 +183,8 @@ class LatencyTasks:
     # -- workers -------------------------------------------------------------------------------------------------------
 
     def depth(self, pair: Pair, most: int) -> int:
-        """How many tasks may wait behind each running one of a class, at most so many. None where the order is that of
-        all classes together."""
+        """Return how many tasks, at most ``most``, may wait behind each running task of a class; 0 if all classes share
+        one order."""
         run_s = self.controller.run_s(pair.target)
         entries = self._waiting.get(pair)
         if run_s is None or not entries or self.controller.is_short_first:

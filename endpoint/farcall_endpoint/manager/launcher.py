@@ -66,46 +66,46 @@ class WorkerLauncher(Protocol):
         """End the template of an environment."""
 
     def fileno(self) -> int:
-        """Readable when :meth:`serve` has something to do."""
+        """A descriptor that is readable when :meth:`serve` has something to do."""
 
     def serve(self) -> Sequence[Event]:
-        """Do what is due, without waiting; what happened to environments."""
+        """Do what is due, without waiting; return events about environments."""
 
     def next_deadline(self) -> float:
-        """When :meth:`serve` must be called in any case, in monotonic seconds."""
+        """Return when :meth:`serve` must be called at the latest, in monotonic seconds."""
 
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
-        """Tasks of workers with this key have imported these."""
+        """Record the modules that tasks of workers with this key have imported."""
 
     def measured(self, process: WorkerProcess) -> Event | None:
-        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
+        """Measure the memory of a worker of an environment; None if it is unknown, or the environment is gone."""
 
     @property
     def has_templates_of_others(self) -> bool:
         """Whether there are templates in environments of other submitters than the owner."""
 
     def templates_of_others(self) -> Sequence[RunningTemplate]:
-        """These templates."""
+        """Return the templates in environments of submitters other than the owner."""
 
     def template_takes(self, name: str, size_bytes: int) -> None:
-        """A template takes so much memory now, without its workers."""
+        """Record the memory that a template occupies now, without its workers."""
 
     def end_template(self, name: str, reason: str) -> None:
         """End a template, and the workers that are forks of it."""
 
     @property
     def children(self) -> Collection[int]:
-        """Process ids of children that are no workers."""
+        """Process ids of children other than workers."""
 
     def close(self) -> None:
         """Free what workers shared."""
 
 
 class FreshProcessLauncher:
-    """Starts each worker as a new interpreter, of the manager's own environment or of one that a task names.
+    """A launcher that starts each worker as a new interpreter, of its own environment or of one that a task names.
 
-    :param environments: settings of those.
-    :param log_dir: of their start logs; None: none are kept.
+    :param environments: settings of environments.
+    :param log_dir: directory for start logs; None: no logs are kept.
     :param spares: children that each template forks in advance.
     """
 
@@ -228,45 +228,35 @@ class FreshProcessLauncher:
         self._in_environments().release(key)
 
     def fileno(self) -> int:
-        """Readable when :meth:`serve` has something to do."""
         return self._epoll.fileno()
 
     def serve(self) -> list[Event]:
-        """Do what is due, without waiting; what happened to environments."""
         return [] if self._environments is None else self._environments.serve()
 
     def next_deadline(self) -> float:
-        """When :meth:`serve` must be called in any case, in monotonic seconds."""
         return math.inf if self._environments is None else self._environments.next_deadline()
 
     def learn(self, imports_key: str, modules: Sequence[str]) -> None:
-        """Tasks of workers with this key have imported these."""
         self._in_environments().learn(imports_key, modules)
 
     def measured(self, process: WorkerProcess) -> Event | None:
-        """What a worker of an environment takes now; None if that is not known, or does not matter any more."""
         return self._in_environments().measured(process)
 
     @property
     def has_templates_of_others(self) -> bool:
-        """Whether there are templates in environments of other submitters than the owner."""
         return self._environments is not None and self._environments.has_templates_of_others
 
     def templates_of_others(self) -> Sequence[RunningTemplate]:
-        """These templates."""
         return () if self._environments is None else self._environments.templates_of_others()
 
     def template_takes(self, name: str, size_bytes: int) -> None:
-        """A template takes so much memory now, without its workers."""
         self._in_environments().template_takes(name, size_bytes)
 
     def end_template(self, name: str, reason: str) -> None:
-        """End a template, and the workers that are forks of it."""
         self._in_environments().end_template(name, reason)
 
     @property
     def children(self) -> set[int]:
-        """Process ids of children that are no workers."""
         return set() if self._environments is None else self._environments.children
 
     def close(self) -> None:
@@ -294,8 +284,8 @@ class FreshProcessLauncher:
     def _of_submitter(
         self, submitter: str, settings: WorkerSettings
     ) -> tuple[Mapping[str, str], WorkerSettings, list[str]]:
-        """For a submitter other than the owner, who has a home and a temporary directory: environment, settings, and
-        what to write before the command."""
+        """Return variables, settings and the command prefix of a worker for a submitter other than the owner. The
+        submitter has a home and a temporary directory."""
         place = self._place
         home, temporary = self._directories.of(submitter)
         working_dir = self._directories.working()

@@ -12,12 +12,12 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.protocol import TaskOrder
 
 OWN_BYTES: Final = 512 * 2**20
-"""A start or a template may have so much beyond the limit of a task: Python, and what it loads for tasks."""
+"""Memory of a start or a template beyond the limit of a task: Python, and the modules that it loads for tasks."""
 
 
 class TaskUse(NamedTuple):
-    """What a task uses: resident memory and files in memory, beyond what its worker held before; and the processes and
-    threads of the worker. If there are more of these than permitted, the rest is not measured."""
+    """Use of a task: resident memory and files in memory, beyond those that its worker held before, and the number of
+    processes and threads of the worker. If this number exceeds the limit, the memory is not measured."""
 
     resident_bytes: int = 0
     file_bytes: int = 0

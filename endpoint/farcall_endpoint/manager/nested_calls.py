@@ -33,17 +33,17 @@ from farcall_endpoint.shared_memory import Body, Frame, SharedBytes, cut
 from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, DropCalls
 
 MOST_DEPTH: Final = 64
-"""A chain of calls, each of which waits for the next, is not longer: each of them holds a process."""
+"""Maximum length of a chain of calls, each of which waits for the next. Each of them occupies a process."""
 MOST_OPEN: Final = 10_000
-"""Calls of one driver that have not ended; its worker sends fewer."""
+"""Maximum number of unfinished calls of one driver; its worker sends fewer."""
 _MOST_FUNCTIONS: Final = 1_000
 _MOST_FUNCTION_BYTES: Final = 64 * 2**20
-"""What one worker may send of functions of its own."""
+"""Maximum total size of the functions that one worker may send."""
 _MOST_NAMES: Final = 100
-"""So many functions are distinguished in the states of a driver's calls."""
+"""Maximum number of functions to distinguish in the states of a driver's calls. Others are counted together."""
 
 Output = tuple[Printed, bytes]
-"""The tails of what was printed."""
+"""Tails of the printed output."""
 
 
 class _Counts(Runs):
@@ -324,7 +324,7 @@ class NestedCalls:
         self._actions.append(Answer(worker_id, packet, (value,)))
 
     def make_again(self, job: Job, wait_s: float) -> None:
-        """A call is made again after so many seconds."""
+        """Retry a call after ``wait_s`` seconds."""
         dead, retried = self.attempts.before(job.order.task_id)
         order = msgspec.structs.replace(job.order, attempt=dead + retried + 1, retry=retried)
         self._waits.append((wait_s, msgspec.structs.replace(job, order=order)))
@@ -363,9 +363,9 @@ class NestedCalls:
         return Used(driver.sums.run_s, driver.sums.calls)
 
     def details(self, job: Job, run_s: float, now: float) -> dict[str, Any]:
-        """How the calls of a driver are, by function, and what all have used, for the details of its result.
+        """Return the states of a driver's calls by function, and their total use, for the details of its result.
 
-        :param run_s: how long it had a place.
+        :param run_s: seconds for which the driver had a place.
         """
         used = self.used(job, run_s, now)
         if used is None:
@@ -374,12 +374,12 @@ class NestedCalls:
         return {STAGES: states, STAGE_CALLS: used.calls, STAGE_RUN_S: used.run_s}
 
     def output(self, job: Job, own: Output | None) -> Output | None:
-        """What a driver that has ended and its calls have printed."""
+        """Return the output of an ended driver together with the output of its calls."""
         driver = self.drivers.get(job.order.task_id)
         return own if driver is None else driver.all_output(own)
 
     def changed(self, now: float) -> list[GraphProgress]:
-        """How the calls of drivers are that are no calls themselves, if that has changed, and not too often."""
+        """Return the progress of drivers that are not calls themselves, if it has changed and a report is due."""
         if now < self._shown_at + PROGRESS_PERIOD_S:
             return []
         shown = [driver for driver in self.drivers.values() if driver.has_changed and driver.job.owner is None]

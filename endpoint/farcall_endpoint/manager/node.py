@@ -45,10 +45,10 @@ def discover_node(
 
 
 def visible_accelerators(names: Sequence[str], *, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the wanted accelerators that the scheduler lets this job see.
+    """Return the configured accelerators that the scheduler makes visible to this job.
 
-    A plain count (``0``, ``1``, ... up to it) means the first so many of what is visible, whatever their names are. A
-    name with commas is several accelerators for one worker.
+    Names that only count (``0``, ``1``, ...) mean the first visible accelerators, in this number, whatever their names.
+    A name with commas is several accelerators for one worker.
     """
     listed = next((environ[variable] for variable in _VISIBLE if variable in environ), None)
     if listed is None:

@@ -19,17 +19,17 @@ from farcall_endpoint.manager.events import CopyEnded, Job, Linked
 from farcall_endpoint.protocol import CopyFiles, FileContent, FileCopy, FilesReported, WaitingForFiles
 
 _LEAST_BYTES: Final = 4096
-"""What a small file takes of the space: the number of copies has a limit, too."""
+"""Least size that a copy counts for, which also limits the number of copies."""
 _MOST_SHOWN: Final = 20
-"""Waiting tasks in a report."""
+"""Maximum number of waiting tasks in a report."""
 _SHOW_PERIOD_S: Final = 1.0
 _MOST_IN_MESSAGE: Final = 5000
-"""Of each kind in a report."""
+"""Maximum number of entries of each kind in a report."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Copy:
-    """A copy, or one that is on its way. ``links``: of tasks, also of those that wait for it. ``is_ordered``: whether
+    """A copy, perhaps incomplete. ``links``: number of links, including those of waiting tasks. ``is_ordered``: whether
     the agent has named a source."""
 
     links: int = 0
@@ -276,13 +276,13 @@ class NodeFiles:
     # -- the agent -----------------------------------------------------------------------------------------------------
 
     def has_news(self, now: float) -> bool:
-        """Whether there is something to report: which tasks wait, only each second."""
+        """Whether there is something to report. Waiting tasks are reported at most once a second."""
         if self._news or self._failed or self._missed:
             return True
         return self._has_changed and now >= self._shown_at and bool(self._waiting or self._has_shown)
 
     def news(self, now: float) -> Iterable[Pass]:
-        """What has changed since the last call, in messages of limited size."""
+        """Return the changes since the last call, in messages of limited size."""
         self._shown_at = now + _SHOW_PERIOD_S
         self._has_shown = bool(self._waiting)
         kinds = {name: tuple(contents) for name, contents in self._news.items()}

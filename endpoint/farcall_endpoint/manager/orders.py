@@ -51,11 +51,11 @@ def unread_bytes(job: Job) -> int:
 def received(
     call: CallOrder | None, done: Done, body: Body, *, is_owner: bool
 ) -> tuple[Frame, Sequence[Frame] | None, tuple[Printed, bytes] | None]:
-    """What a worker has sent at the end of a task: its result; or for a call the buffers of its value, or what it
-    raised; and the tails of its output, if it has printed something.
+    """Split the body of a worker's message about an ended task. Return the task's result, or the buffers of a call's
+    value or exception, and the tails of the output, if there is any.
 
-    :param is_owner: whether the endpoint's owner has submitted it.
-    :raises ValueError: if a worker cannot have sent this; says why.
+    :param is_owner: whether the endpoint's owner submitted the task.
+    :raises ValueError: if a worker cannot have sent this message; the text says why.
     """
     printed = done.printed
     if printed is not None and not printed.fits(len(body)):

@@ -28,14 +28,14 @@ from farcall_endpoint.manager.workers import OWN, TURN_S, Pair, Worker
 from farcall_endpoint.prefetch import PrefetchPolicy
 
 _KEPT_STARTS: Final = 4.0
-"""An environment keeps a place at least for so many times what its start takes."""
+"""Multiple of its start time for which an environment keeps a place at least."""
 _MARGIN: Final = 1.1
 """A place goes to another pair of a payer only if its tasks are more by this factor."""
 _LEAST_REVIEW_S: Final = 0.02
 _LONG_START_S: Final = 30.0
-"""A start of a payer with more places than another, who waits for one, may take so long."""
+"""Seconds that a start may take for a payer with more places than another payer who waits for a place."""
 _ONE_START_S: Final = 600.0
-"""A payer, one of whose starts took longer than that, has one start at a time for so many seconds."""
+"""Seconds for which a payer with a slower start is limited to one start at a time."""
 
 
 class Placement:
@@ -65,12 +65,12 @@ class Placement:
         self._unlimited = unlimited
         self._slow_starts: dict[str, float] = {}  # until when a payer has one start at a time
         self.review_at: float | None = None
-        """When a decision may be another without an event: a turn ends, or a task is not expected to end any more."""
+        """When a decision may change without an event: a turn ends, or a task exceeds its expected duration."""
 
     def pair_for_slot(self, hint: Pair | None, now: float) -> Pair | None:
-        """Whose worker a free slot gets; None if it stays free for now.
+        """Return the pair whose worker a free slot gets; None if the slot stays free for now.
 
-        :param hint: the pair that the slot was freed for; None: for no certain one.
+        :param hint: the pair that the slot was freed for; None: no particular pair.
         """
 
         def can_start(pair: Pair) -> bool:
@@ -88,14 +88,14 @@ class Placement:
         return wanted if can_start(wanted) else None
 
     def idle_launch_at(self) -> float:
-        """When a free slot gets a worker that nothing waits for; infinite if it must be prepared first."""
+        """Return when a free slot gets an idle worker; infinite if the environment must be prepared first."""
         if not self._idle.key:
             return self._environments.own.launch_at_of("")
         state = self._environments.get(self._idle.key)
         return math.inf if state is None or state.state is not State.READY else state.launch_at
 
     def needs(self, now: float) -> list[tuple[Pair, int]]:
-        """Whose tasks need more workers, the first one first; how many more."""
+        """Return the pairs whose tasks need more workers, in their order, with the number of missing workers."""
         if not self._queue:
             return []
         by_place = self._by_place()
@@ -109,7 +109,7 @@ class Placement:
         return needs
 
     def prewarm_needs(self, now: float) -> Iterator[tuple[Pair, int]]:
-        """Whose workers should be there before any task."""
+        """Yield the pairs of prewarmed environments that lack idle workers, with the number of missing workers."""
         for state in self._environments.values():
             if state.prewarm and self._environments.is_ready(state.key, "", now):
                 pair = Pair("", state.key)
@@ -119,7 +119,7 @@ class Placement:
                     yield pair, state.prewarm - have
 
     def protected(self) -> set[int]:
-        """The idle workers that are there because they should be."""
+        """Return the idle workers that prewarming keeps."""
         protected: set[int] = set()
         for state in self._environments.values():
             if state.prewarm:
@@ -158,9 +158,9 @@ class Placement:
         return next(iter(self._pool.in_order(idle)), None)
 
     def moved_yields(self, now: float, may_step_aside: Callable[[Worker, Pair], bool]) -> Iterator[Worker]:
-        """Of the workers of a payer, the first that is idle yields, or whose task waits for its calls. None does if
-        nothing waits for it any more. The workers that now yield at once; the caller frees the place of each before it
-        asks for the next one.
+        """Let another worker of the same payer yield if it is idle, or if its task waits for its calls. Drop a yield
+        that no task waits for any more. Return the workers that yield now; the caller frees the place of each worker
+        before it asks for the next.
 
         :param may_step_aside: see :meth:`~farcall_endpoint.manager.extra_workers.Extras.may_step_aside`.
         """

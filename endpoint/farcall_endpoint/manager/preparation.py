@@ -27,25 +27,25 @@ from farcall_endpoint.manager.workers import Worker
 from farcall_endpoint.protocol import EnvironmentStatus, Prewarm
 
 _MOST_AT_ONCE: Final = 8
-"""Preparations at a time: submitters may name any number of environments, and each takes network, disk and cores."""
+"""Maximum number of concurrent preparations. Submitters may name any number of environments."""
 _MOST_OF_OTHERS: Final = 6
-"""Of those, for submitters other than the owner."""
+"""Maximum number of concurrent preparations for submitters other than the owner."""
 _MOST_OF_ONE: Final = 2
-"""Of those, for one payer: a registry that never answers keeps a preparation until its time is over."""
+"""Maximum number of concurrent preparations for one payer: a registry that never answers blocks one until its limit."""
 
 _FORGET_FAILED_S: Final = 3600.0
-"""An environment that has failed, and that no task has named for so long, is forgotten with its pause."""
+"""Seconds after which a failed environment that no task has named is forgotten, with its pause."""
 
 
 class Preparations:
-    """Adds Prepare and Release to the actions of the core, moves tasks of environments that are ready to the queue, and
-    fails those of environments that have failed. ``due_at``: when :meth:`check` has something to do.
-    ``has_prewarmed``: whether workers of an environment are to be there before any task.
+    """Preparations of environments. This class adds Prepare and Release to the actions of the core, queues the tasks of
+    ready environments, and fails the tasks of failed ones. ``due_at``: when :meth:`check` has something to do.
+    ``has_prewarmed``: whether any environment must have workers before its first task.
 
     :param default: the environment of tasks that name none.
-    :param limit_s: longest preparation.
-    :param idle_s: an environment without task and worker is released after so long.
-    :param most_prewarmed: most workers to keep warm of one environment.
+    :param limit_s: time limit of a preparation in seconds.
+    :param idle_s: seconds after which an environment without tasks and workers is released.
+    :param most_prewarmed: maximum number of workers to keep warm of one environment.
     """
 
     def __init__(

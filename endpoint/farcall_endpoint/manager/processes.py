@@ -31,15 +31,15 @@ _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _START_S: Final = 2 / _TICKS_PER_S
 """The start of a process is known to a tick."""
 _IDLE_PERIOD_S: Final = 2.0
-"""Time between two looks at an idle worker."""
+"""Seconds between two checks of an idle worker."""
 _IDLE_SHARE: Final = 0.1
 """Processors that the idle workers of a submitter use at most, in all, and besides for each of them: libraries have
 threads of their own."""
 _IDLE_SHARE_OF_EACH: Final = 0.01
 IDLE_LIMIT_S: Final = 5 * _IDLE_PERIOD_S
-"""They may use more for so long."""
+"""Seconds for which idle workers may exceed this use."""
 _END_S: Final = 0.02
-"""Processor time of a worker after the end of a task, at most: what it cleans up."""
+"""Maximum processor time of a worker after the end of a task, for its cleanup."""
 _LAST_S: Final = 1.0
 _WAIT_S: Final = 0.01
 """At the end of this process, which nothing else waits for."""
@@ -260,8 +260,8 @@ class _Gauge:
         return None
 
     def _exceeds(self, use: TaskUse) -> bool:
-        """Where files in memory make the difference, the second measurement decides: a worker holds a result in such a
-        file until it is sent."""
+        """Whether a use exceeds the task's limits. An excess through files in memory counts only in two successive
+        measurements: a worker holds a result in such a file until it is sent."""
         task = self._task
         if task.processes and use.processes > task.processes:
             return True
@@ -273,7 +273,7 @@ class _Gauge:
 
 
 def output_bytes(descriptors: Iterable[int]) -> int:
-    """Bytes in the larger of the capture files."""
+    """Return the size of the largest capture file."""
     return max(os.fstat(descriptor).st_size for descriptor in descriptors)
 
 
@@ -314,7 +314,7 @@ def _proportional_bytes(pid: int, *, default: int) -> int:
 
 
 class _Status(NamedTuple):
-    """Of ``/proc/PID/status``: the parent, the ids in this process namespace and those below, none if it has ended."""
+    """Fields of ``/proc/PID/status``. ``ids``: in this process namespace and nested ones; empty if it ended."""
 
     parent: int = 0
     ids: tuple[int, ...] = ()
@@ -502,10 +502,10 @@ class Leftovers:
 
 
 class ShareLimit:
-    """Finds what computes while nothing asks for it, by submitter: a thread of a task that has ended, a task that has
-    forged its end, or a process of a package. Many that use little count together.
+    """Detection of processor use without a task, by submitter: by a thread of an ended task, by a task that has forged
+    its end, or by a process of a package. Many small uses count together.
 
-    :param limit_s: so long it may last.
+    :param limit_s: seconds for which such use may last.
     """
 
     def __init__(self, limit_s: float) -> None:

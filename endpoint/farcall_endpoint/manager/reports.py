@@ -33,9 +33,9 @@ _ENVIRONMENTS_PERIOD_S: Final = 0.25
 
 
 class Reports:
-    """What is to be reported, and the results that the agent has not taken yet.
+    """Pending reports, and the results that the agent has not taken yet.
 
-    ``due_at``: when the next report is due without news. ``changed``: the workers are others than at the last one.
+    ``due_at``: when the next report is due without news. ``changed``: the workers have changed since the last report.
     """
 
     def __init__(self) -> None:
@@ -242,6 +242,6 @@ class Reports:
 
 
 def _moved(finished: Finished, sent: int) -> Finished:
-    """A report whose bodies have moved, because so many before them were sent."""
+    """Return a report with new positions of its bodies, after ``sent`` bodies before them were sent."""
     result, output = (None if body is None else body - sent for body in (finished.result, finished.output))
     return msgspec.structs.replace(finished, result=result, output=output)

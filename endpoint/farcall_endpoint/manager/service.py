@@ -118,28 +118,28 @@ _logger = logging.getLogger(__name__)
 _LINGER_S: Final = 1.0
 """Longest time to send the last message."""
 _LIMIT_PERIOD_S: Final = 0.1
-"""How often the output of a task with a limit is measured. Its worker checks again at its end, so that no task which
-exceeded a limit succeeds."""
+"""Seconds between two measurements of a limited task's output. The worker checks again at the end of the task, so that
+no task which exceeded a limit succeeds."""
 _READ_BYTES: Final = 16 * 1024
-"""Values up to this size are read, and larger ones passed on as files, of which a packet has at most so many."""
+"""Values up to this size are copied into a packet. Larger ones are passed on as files, at most ``_MOST_FILES`` each."""
 _MOST_FILES: Final = 60
 _WARM_PERIOD_S: Final = 10.0
-"""How often the memory of one worker of an environment is measured, one after the other."""
+"""Seconds between two measurements of the memory of one worker of an environment. Environments take turns."""
 _OUTPUT_PERIOD_S: Final = 0.01
-"""The same for its output, while that grows."""
+"""Seconds between two measurements of the output while it grows."""
 _COUNT_LIMIT_S: Final = 0.05
-"""Longest time to count the processes of a worker that is ended."""
+"""Time limit for counting the processes of a worker that is being ended."""
 _MOST_UNSENT: Final = 2 * MOST_OPEN
-"""So many answers wait for a task that reads none; its worker makes fewer calls before it reads."""
+"""Number of unread answers at which a worker is killed. A worker makes fewer calls before it reads."""
 _MOST_NEW_FILES: Final = 64
-"""When packets have brought so many, the core decides first which of them stay open."""
+"""Number of received files after which the core first decides which of them stay open."""
 _MOST_NEW_BYTES: Final = 256 * 1024
-"""Bytes of packets and headers of a worker that are read before the core handles them, and other workers have their
-turn. A socket holds about as many; its worker waits meanwhile."""
+"""Bytes of packets and headers that are read from a worker before the core handles them and other workers have their
+turn. A socket holds about as many, and its worker waits meanwhile."""
 _MOST_PACKETS: Final = 5_000
 _MOST_BYTES: Final = 16 * 2**20
-"""A worker does not send as many while its manager reads them; a task that writes to its socket could do so faster than
-they are read, and no other worker would be served."""
+"""Limits of one read. A correct worker sends less while it is read. A task that floods its socket could otherwise
+keep the manager from serving other workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +170,11 @@ class _Arrival:
 
 
 class Manager:
-    """Runs until the agent stops it or is gone.
+    """A manager that runs until the agent stops it or is gone.
 
-    :param agent: the connection to it, which this object closes.
-    :param agent_pid: of an agent on this machine, to notice its death at once; None for an agent on another node.
-    :param agent_silence_limit_s: an agent on another node is lost after so long without a message.
+    :param agent: the connection to the agent, which this object closes.
+    :param agent_pid: pid of an agent on this machine, to notice its death at once; None for an agent on another node.
+    :param agent_silence_limit_s: seconds without a message after which an agent on another node counts as lost.
     :param memory_per_worker_bytes: upper limit of a task's memory.
     :param processes: upper limit of the processes and threads of a worker, for tasks of other submitters than the
         owner; 0: there is none.
@@ -622,7 +622,7 @@ class Manager:
         return None
 
     def _arrived_of(self, task_ids: Collection[str]) -> list[Event]:
-        """Those of some tasks whose locations are still looked up: the core cancels them as any others."""
+        """Return events for those of the tasks whose locations are still looked up, so that the core cancels them."""
         events: list[Event] = []
         for environment, arrivals in list(self._arrived.items()):
             if found := [each for each in arrivals if each.job.order.task_id in task_ids]:

@@ -70,7 +70,7 @@ class Sharing:
             raise ConfigurationError(f"cpu_affinity is {self.cpu_affinity!r}, not one of {known}.")
 
     def guess(self, cores: int) -> int:
-        """The estimated number of workers of a node with so many cores."""
+        """Return the estimated number of workers of a node with ``cores`` cores."""
         by_cores = max(1, int(cores / (self.cores_per_worker or 1) + _ROUNDING))
         limits = [self.max_workers or by_cores]
         limits += [] if self.cores_per_worker is None else [by_cores]
@@ -108,7 +108,7 @@ class Slot:
 def partition(node: Node, sharing: Sharing) -> tuple[Slot, ...]:
     """Divide a node: as many slots as fit, up to ``max_workers``. The rules are those of Parsl's executor.
 
-    Cores, memory and accelerators each allow so many workers; the smallest number wins. Workers that are bound to cores
+    Cores, memory and accelerators each limit the workers; the smallest limit wins. Workers that are bound to cores
     never share one: ``block`` gives each of n workers an n-th of the cores, rounded down; ``alternating`` deals all of
     them out in turns.
 

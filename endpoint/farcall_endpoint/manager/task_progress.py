@@ -1,4 +1,4 @@
-"""Progress of the tasks that run on a manager, as their functions say it. Pure: no I/O, no clock."""
+"""Progress of the tasks that run on a manager, as their functions report it. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class ProgressOfTasks:
         self._changed: set[str] = set()
 
     def note(self, task_id: str, progress: Progress, *, now: float) -> None:
-        """A task that runs has said something."""
+        """Record the progress that a running task reported."""
         self.last[task_id] = progress
         if task_id not in self._changed:
             self._changed.add(task_id)
             self.due_at = min(self.due_at, self._next_at.get(task_id, now))
 
     def due(self, now: float) -> tuple[ReportedProgress, ...]:
-        """What is reported now: of each task at most once in :data:`PERIOD_S`."""
+        """Return the progress to report now, for each task at most once in :data:`PERIOD_S` seconds."""
         found = [task_id for task_id in self._changed if self._next_at.get(task_id, now) <= now]
         self._changed.difference_update(found)
         self._next_at.update((task_id, now + PERIOD_S) for task_id in found)
@@ -40,7 +40,7 @@ class ProgressOfTasks:
         return tuple([ReportedProgress(task_id, **vars(self.last[task_id])) for task_id in found])
 
     def ended(self, task_id: str) -> Progress | None:
-        """The last progress of a task that does not run any more, which is forgotten; None if it has said nothing."""
+        """Forget a task that does not run any more; return its last progress, None if it reported none."""
         self._next_at.pop(task_id, None)
         self._changed.discard(task_id)
         if not self._changed:

@@ -20,12 +20,12 @@ from farcall_endpoint.manager.orders import unread_bytes
 from farcall_endpoint.manager.workers import Pair
 
 _MOST_LOOKED_AT: Final = 64
-"""At the end of a queue, so many calls more than are wanted are looked at, to find those with small inputs."""
+"""Number of additional calls to examine at the end of a queue, to find calls with small inputs."""
 _SUBMITTER_OF: Final = operator.attrgetter("order.submitter", "order.payer")
 
 
 def _level(job: Job) -> int:
-    """Where a job waits: tasks at 0, calls of their graphs at 1, calls of tasks that run at 3, and so on."""
+    """Return the level of a job: 0 for a task, 1 for a call of a graph, 3 for a call of a running task, and so on."""
     return 2 * job.depth + (job.owner is not None)
 
 
@@ -49,18 +49,18 @@ class _Waiting:
 
     @property
     def depth(self) -> int:
-        """Of the deepest job."""
+        """Depth of the deepest job."""
         return max(self._by_level) // 2
 
     def at(self, level: int) -> collections.deque[Job]:
-        """The jobs of a level, to add some."""
+        """Return the jobs of a level, to which the caller may add jobs."""
         jobs = self._by_level.get(level)
         if jobs is None:
             jobs = self._by_level[level] = collections.deque()
         return jobs
 
     def take(self, most: int, room_bytes: int, least_depth: int) -> list[Job]:
-        """The first jobs, at most so many, none that is less deep; the last one may exceed the room."""
+        """Take up to ``most`` of the first jobs, none less deep than ``least_depth``. The last may exceed the room."""
         taken: list[Job] = []
         while self._by_level and (level := max(self._by_level)) >= 2 * least_depth:
             jobs = self._by_level[level]
@@ -81,7 +81,7 @@ class _Waiting:
     def take_calls(self, most: int, may_leave: Callable[[Job], bool], once: int) -> list[Job]:
         """Take calls from the end, of the least deep ones, those with the smallest inputs first.
 
-        :param once: at most so many that may not run twice.
+        :param once: maximum number of calls that may not run twice.
         """
         taken: list[Job] = []
         for level in sorted(self._by_level):
@@ -292,7 +292,7 @@ class TaskQueue:
     def take_calls(self, key: str, most: int, may_leave: Callable[[Job], bool], *, once: int) -> list[Job]:
         """Take out calls that another manager runs, of the payer that is next first; they do not count as taken.
 
-        :param once: at most so many that may not run twice.
+        :param once: maximum number of calls that may not run twice.
         """
         found: list[Job] = []
         for pair in self._by_turn() if most > 0 else ():

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _LOOK_PERIOD_S: Final = 2.0
 _MOST_LOOKS: Final = 3
-"""A template has processes beside its workers at so many looks: those of workers that have just ended are killed."""
+"""Number of successive checks with further processes that end a template. Leftovers of workers end sooner."""
 _COMPUTING_PERIOD_S: Final = 10.0
-"""How often the processor time of a template is measured, without what its forks took."""
+"""Seconds between two measurements of a template's processor time, without the time that its forks took."""
 _FORK_S: Final = 0.05
-"""Processor time of a fork, at most."""
+"""Maximum processor time of a fork."""
 _ANSWER_S: Final = 60.0
 
 

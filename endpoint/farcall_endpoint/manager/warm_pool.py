@@ -1,9 +1,9 @@
-"""Warm pool: idle workers, which of them is ended first, and when; and those without a place. No I/O, no clock.
+"""Warm pool: idle workers, the order and time in which they are ended, and workers without a place. No I/O, no clock.
 
 Greedy-Dual (N. Young, "The k-server dual and loose competitiveness for paging", 1994), as FaasCache uses it for warm
 functions (A. Fuerst and P. Sharma, ASPLOS 2021, section 4): the value of a worker is *clock + frequency x start cost /
-memory*. Its clock is that of the pool when it had its last task, and the clock of the pool is the value of what was
-ended last: so what was not used for long loses against what is used now, however valuable it was.
+memory*. Its clock is the pool's clock at its last task, and the pool's clock is the value of the worker that was ended
+last. So a worker that has long been unused loses to a worker in use, whatever its value was.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from farcall_endpoint.manager.task_queue import TaskQueue
 from farcall_endpoint.manager.workers import Pair, Worker
 
 _UNKNOWN_BYTES: Final = 100 * 2**20
-"""Memory of a worker that nothing was measured of."""
+"""Assumed memory of a worker in an environment that was never measured."""
 _MOST_PAIRS: Final = 4096
 _HALF_LIFE_S: Final = 3600.0
-"""After so long, a task counts half as much for the frequency of its pair. FaasCache forgets the frequency when the
-last worker is ended; remembering it spares those that come back a start."""
+"""Seconds after which a task counts half for the frequency of its pair. FaasCache forgets the frequency when the
+last worker ends; remembering it spares pairs that come back a start."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmPoolSettings:
-    """How long workers of environments stay without a task.
+    """Limits for workers of environments that stay without a task.
 
-    :param idle_s: most seconds.
-    :param memory_bytes: most memory of all that are idle; None: no limit.
-    :param eviction: which one is ended first: the least valuable, or the one that was used last longest ago.
-    :param extra_workers: so many may be warm without a place, beyond the slots; see
+    :param idle_s: maximum idle time in seconds.
+    :param memory_bytes: maximum memory of all idle workers; None: no limit.
+    :param eviction: the worker to end first: the least valuable, or the least recently used.
+    :param extra_workers: maximum number of warm workers without a place, beyond the slots; see
         :func:`~farcall_endpoint.manager.slots.extra_workers`.
     """
 
@@ -64,7 +64,7 @@ class WarmPool:
         self._frequency: dict[Pair, tuple[float, float]] = {}
 
     def used(self, worker: Worker, tasks: int, now: float) -> None:
-        """A worker was sent so many tasks."""
+        """Record that a worker was sent ``tasks`` tasks."""
         worker.age = self._clock
         frequency, at = self._frequency.pop(worker.pair, (0.0, now))  # the dictionary is in order of the last use
         self._frequency[worker.pair] = frequency * 0.5 ** ((now - at) / _HALF_LIFE_S) + tasks, now
@@ -89,7 +89,7 @@ class WarmPool:
         return sorted(workers, key=lambda worker: values[worker.worker_id])
 
     def expired(self, idle: Iterable[Worker], protected: Collection[int], *, now: float) -> list[Worker]:
-        """The idle workers whose time is over, and those beyond the memory that idle workers may have."""
+        """Return the workers that have been idle too long, and those beyond the memory limit of idle workers."""
         candidates = [worker for worker in idle if worker.worker_id not in protected]
         ended = [worker for worker in candidates if now - worker.since >= self.settings.idle_s]
         if self.settings.memory_bytes is not None:
@@ -104,11 +104,11 @@ class WarmPool:
         return ended
 
     def memory_bytes(self, worker: Worker) -> int:
-        """What a worker occupies, as far as it is known."""
+        """Return the memory of a worker: measured for its environment, else an estimate."""
         return self._memory_of(worker.pair.key) or _UNKNOWN_BYTES
 
     def next_expiry(self, idle: Iterable[Worker], protected: Collection[int]) -> float:
-        """When the time of the next idle worker is over."""
+        """Return when the idle time of the next worker ends."""
         ends = [worker.since + self.settings.idle_s for worker in idle if worker.worker_id not in protected]
         return min(ends, default=math.inf)
 
@@ -118,12 +118,12 @@ class WarmPool:
 
 
 class WarmWorkers:
-    """The workers of a manager that stay though they have nothing to do.
+    """The workers of a manager that stay although they have nothing to do.
 
-    ``parked``: those that have no place, by id. ``due_at``: when :meth:`surplus` has something to say.
+    ``parked``: workers without a place, by id. ``due_at``: when :meth:`surplus` may return workers.
 
     :param workers: all workers of the manager.
-    :param kept: the pair of workers that nothing is waiting for; with a place, they stay.
+    :param kept: the pair of workers that stay with a place although no task waits for them.
     """
 
     def __init__(self, pool: WarmPool, *, workers: Mapping[int, Worker], queue: TaskQueue, kept: Pair) -> None:

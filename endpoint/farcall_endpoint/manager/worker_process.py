@@ -50,12 +50,12 @@ _ROCM_VARIABLES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DE
 _LAST_LINES: Final = 8
 _NAME_CHARACTERS: Final = 32
 MEMORY_KEY: Final = "FARCALL_FLEET_MEMORY_KEY"
-"""The variable with the key of :class:`MemoryDirectories`. Command lines can be read by everybody."""
+"""Variable with the key of :class:`MemoryDirectories`. Everybody can read command lines."""
 _OWNER: Final = "owner"
-"""In place of a submitter's name, which is never that."""
+"""Directory name for the owner. No submitter has this name."""
 _MAKE_AFTER_S: Final = 0.005
 _SIGNALLED: Final = 128
-"""As shells do, bubblewrap ends with the number of the signal that killed its command above this one."""
+"""Base of exit codes for signals: bubblewrap, like a shell, exits with this number plus the signal of its command."""
 
 
 class Process(Protocol):
@@ -64,7 +64,7 @@ class Process(Protocol):
     pid: int
 
     def wait(self) -> int:
-        """Wait for its end; the exit code, or the negative number of the signal that killed it."""
+        """Wait for the end of the process; return its exit code, or the negative number of its signal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class WorkerProcess:
     ``pidfd`` becomes readable then. ``namespaced``: the process is bubblewrap's or a runner's, and the worker is below
     it. ``supervised``: the process is a supervisor, and the worker is its child. ``container`` or ``fork``: the same as
     ``process``, if it is one; ``ended`` makes sure that nothing is left of a container, and returns its last words if
-    the worker did not begin. ``imports_key``: of what its tasks import. ``environment_key``: of its environment; empty:
-    the endpoint's own Python. ``scratch``: where it makes the scratch directories of its tasks.
+    the worker did not begin. ``imports_key``: key of its tasks' imports. ``environment_key``: key of its environment;
+    empty: the endpoint's own Python. ``scratch``: path of its tasks' scratch directories.
     """
 
     process: Process
@@ -95,7 +95,7 @@ class WorkerProcess:
 
     @property
     def worker_pid(self) -> int | None:
-        """Of the worker itself, where that is another process and is known."""
+        """Pid of the worker itself, where it is another process and is known."""
         if self.container is not None:
             return self.container.worker_pid or None
         if self.supervised:
@@ -104,26 +104,25 @@ class WorkerProcess:
 
     @property
     def root_pid(self) -> int:
-        """Of the process below which all others of the worker are."""
+        """Pid of the common ancestor of all other processes of the worker."""
         if self.container is not None and self.container.is_remote:
             return self.container.worker_pid or self.pid
         return self.pid
 
     @property
     def pid(self) -> int:
-        """Of the process that the manager started, and of its process group."""
+        """Pid of the process that the manager started, and of its process group."""
         return self.process.pid
 
     def kill_remote(self) -> None:
-        """Kill what is no descendant of the process that the manager started."""
+        """Kill the worker's processes that do not descend from the process that the manager started."""
         if self.container is not None:
             self.container.kill_remote()
         elif self.fork is not None:
             self.fork.kill()
 
     def tails(self) -> tuple[str, str]:
-        """The last bytes of standard output and error of a task that runs or has died; empty if that has made them
-        unreadable."""
+        """Return the last bytes of standard output and error of a running or dead task; empty if unreadable."""
         try:
             stdout, stderr = (read_tail(descriptor) for descriptor in self.output)
         except OSError:
@@ -194,18 +193,18 @@ class Confinement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workplace:
-    """What the workers of a node have in common.
+    """Settings and resources that the workers of a node share.
 
-    :param working_dir: where tasks run; created if it is missing.
+    :param working_dir: working directory of tasks; created if it is missing.
     :param environment: variables of the workers.
     :param slots: the shares of the node.
-    :param amd: whether accelerators are AMD's.
+    :param amd: whether the accelerators are AMD's.
     :param passed: see :func:`~farcall_endpoint.isolation.environment.for_submitter`.
-    :param confinement: of workers of other submitters than the owner, if they are confined.
-    :param private: directories of which these may read nothing.
+    :param confinement: confinement of workers for submitters other than the owner, if they are confined.
+    :param private: directories of which these workers may read nothing.
     :param memory: makes the directories of submitters in memory; None: there are none.
-    :param processes: of a worker for tasks of another submitter than the owner, at most; 0: no limit.
-    :param copies: returns the directory of a submitter's copies of files, empty for the owner; None: there are none.
+    :param processes: maximum number of processes of a worker for a submitter other than the owner; 0: no limit.
+    :param copies: returns the directory of a submitter's (empty: the owner's) copies of files; None: there are none.
     """
 
     working_dir: Path
@@ -237,7 +236,7 @@ class Workplace:
         return msgspec.structs.replace(settings, processes=limits)
 
     def readable(self, variables: Mapping[str, str]) -> list[str]:
-        """What tasks of other submitters than the owner may read of the node, with these variables."""
+        """Return the paths that tasks of submitters other than the owner may read, with these variables."""
         return readable_paths(
             () if self.confinement is None else self.confinement.readable,
             private=[*self.private, self.working_dir.resolve()],
@@ -249,13 +248,13 @@ class Workplace:
 class MemoryDirectories:
     """Directories of submitters in the node's memory.
 
-    Landlock lets all tasks open what they know by name in the memory file system, and list nothing. So the names cannot
-    be guessed: they are made with a key that agent and managers share.
+    Landlock lets all tasks open files in the memory file system whose name they know, but not list directories. So the
+    names must not be guessable: they derive from a key that agent and managers share.
 
-    Names can leak, so that what is in the directories has seals (``is_sealed``) where a task of another submitter
-    could change it.
+    Names can leak. So the contents of the directories have seals (``is_sealed``) where another submitter's task could
+    change them.
 
-    :param root: in which they are; it is the agent's.
+    :param root: the agent's directory that contains these directories.
     """
 
     def __init__(self, root: Path, key: bytes, *, is_sealed: bool = False) -> None:
@@ -264,7 +263,7 @@ class MemoryDirectories:
         self._is_sealed = is_sealed
 
     def path(self, submitter: str) -> Path:
-        """Where the directory of a submitter is, empty for the owner."""
+        """Return the path of a submitter's directory. An empty submitter is the owner."""
         return self._root / _digest(self._key, submitter)[:_NAME_CHARACTERS]
 
     def block_key(self, submitter: str) -> str:
@@ -272,7 +271,7 @@ class MemoryDirectories:
         return _digest(self._key + b" of seals", submitter) if self._is_sealed else ""
 
     def of(self, submitter: str) -> str:
-        """The directory of a submitter, empty for the owner; it is made if it does not exist. Empty if it cannot be."""
+        """Return a submitter's (empty: the owner's) directory, made if missing; empty if it cannot be made."""
         path = self.path(submitter)
         try:
             path.mkdir(mode=0o700, exist_ok=True)
@@ -287,7 +286,7 @@ def _digest(key: bytes, submitter: str) -> str:
 
 
 class WorkerDirectories:
-    """Where tasks run, and the directories of submitters."""
+    """The working directory of tasks, and the directories of submitters."""
 
     def __init__(self, place: Workplace) -> None:
         self._working_dir = place.working_dir
@@ -334,7 +333,7 @@ class WorkerDirectories:
         )
 
     def remove(self) -> None:
-        """Remove the temporary ones."""
+        """Remove the temporary directories."""
         if self._temporary is not None:
             self._temporary.remove()
 
@@ -350,7 +349,7 @@ class WorkerDirectories:
 
 
 def scratch_of(settings: WorkerSettings, worker_id: int) -> str:
-    """Where a worker makes the scratch directories of its tasks; empty if that is unknown."""
+    """Return the path at which a worker makes its tasks' scratch directories; empty if it is unknown."""
     return os.path.join(settings.temporary, scratch_name(worker_id)) if settings.temporary else ""  # noqa: PTH118
 
 
@@ -408,8 +407,8 @@ def worker_environment(environment: Mapping[str, str], *, worker_id: int, slot: 
 
 
 class WorkerEnds(NamedTuple):
-    """What connects a manager to a worker: the channel, the worker's ends of it and of its claims, and descriptors of
-    files for its standard output and error."""
+    """Connection of a manager to a worker: the channel, the worker's sockets for messages and claims, and descriptors
+    of the files for its standard output and error."""
 
     channel: Channel
     worker_end: socket.socket
@@ -418,7 +417,7 @@ class WorkerEnds(NamedTuple):
 
     @classmethod
     def made(cls) -> WorkerEnds:
-        """New ones.
+        """Make new ends.
 
         :raises OSError: if the machine lacks descriptors or disk space.
         """
@@ -433,11 +432,11 @@ class WorkerEnds(NamedTuple):
         return ends
 
     def handed(self) -> Descriptors:
-        """What the worker gets."""
+        """Return the descriptors that the worker gets."""
         return Descriptors(self.worker_end.fileno(), self.claims.fileno(), *self.output)
 
     def close(self) -> None:
-        """Close all, on both sides."""
+        """Close all ends, of both sides."""
         for each in (self.channel, self.worker_end, self.claims):
             each.close()
         for descriptor in self.output:
@@ -445,32 +444,32 @@ class WorkerEnds(NamedTuple):
 
 
 class NextWorkerEnds:
-    """Makes the ends of workers; those of the next one in advance, when the last one has begun: to make them takes a
-    good part of a fork's start, most of all where other programs write to the same disk."""
+    """Source of worker ends. It makes the next ones in advance, soon after a worker has started: making them takes much
+    of a fork's start time, most of all where other programs write to the same disk."""
 
     def __init__(self) -> None:
         self._next: WorkerEnds | None = None
         self._make_at = float("inf")
 
     def take(self) -> WorkerEnds:
-        """As of :meth:`WorkerEnds.made`."""
+        """Return the ends that were made in advance, else new ones; see :meth:`WorkerEnds.made`."""
         ends, self._next = self._next, None
         self._make_at = time.monotonic() + _MAKE_AFTER_S
         return WorkerEnds.made() if ends is None else ends
 
     def next_deadline(self) -> float:
-        """When :meth:`serve` must be called, in monotonic seconds."""
+        """Return when :meth:`serve` must be called, in monotonic seconds."""
         return self._make_at
 
     def serve(self) -> None:
-        """Make the next ones, if it is time."""
+        """Make the next ends, if it is time."""
         if time.monotonic() >= self._make_at:
             self._make_at = float("inf")
             with contextlib.suppress(OSError):  # the next worker's start says why
                 self._next = WorkerEnds.made()
 
     def close(self) -> None:
-        """Close what was made in advance."""
+        """Close the ends that were made in advance."""
         self._make_at = float("inf")
         if self._next is not None:
             self._next.close()
@@ -478,6 +477,6 @@ class NextWorkerEnds:
 
 
 def open_capture_file() -> int:
-    """A descriptor of a new unnamed file, for reading and appending. It is on the node's local disk (``TMPDIR``): it is
-    read for each task, and the working directory may be on a network file system."""
+    """Open a new unnamed file for reading and appending. It is on the node's local disk (``TMPDIR``): the manager reads
+    it for each task, and the working directory may be on a network file system."""
     return open_unnamed(tempfile.gettempdir(), os.O_RDWR | os.O_APPEND)

@@ -16,13 +16,13 @@ from farcall_endpoint.shared_memory import Frame
 from farcall_endpoint.worker.channel import Begun
 
 TURN_S: Final = 1.0
-"""A worker with tasks keeps its submitter for so long, so that fairness does not cost a process start each time."""
+"""Seconds for which a worker with tasks keeps its submitter: fairness should not cost a process start each time."""
 
 
 class Pair(NamedTuple):
-    """What a worker serves: tasks of one submitter (empty: the owner's, or everybody's where workers are shared) in one
-    environment (its key; empty: the endpoint's own Python); and only those of one latency class (empty: batch work).
-    ``payer``: of the submitter, empty if that is the submitter itself."""
+    """The tasks that a worker serves: those of one submitter (empty: the owner, or everybody where workers are shared),
+    one environment (its key; empty: the endpoint's own Python) and one latency class (empty: batch work). ``payer``:
+    the identity that the submitter counts as; empty if it is the submitter itself."""
 
     submitter: str
     key: str
@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
     @property
     def share_of(self) -> str:
-        """The identity that has turns and places for these tasks."""
+        """The identity whose turns and places these tasks use."""
         return self.payer or self.submitter
 
 
@@ -54,8 +54,8 @@ class Worker:
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
     wait, and of this number, from 1 (see :mod:`.extra_workers`); or ``aside``: its task waited for calls, and another
     submitter got its place; or one of a latency class (see :mod:`.latency_tasks`).
-    ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: it may be sent
-    so many tasks more; None: any number. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
+    ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: maximum
+    number of further tasks; None: no limit. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
     functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks. ``excess``: the limit that
     it has exceeded itself.
     """
@@ -128,10 +128,10 @@ class Worker:
         return bool(self.jobs) and self.jobs[0].order.task_id == task_id
 
     def tasks_within(self, within_s: float, *, mean_s: float | None, now: float) -> float:
-        """How many more tasks it is expected to begin within so many seconds; infinite if nothing is known.
+        """Return how many more tasks the worker should begin within ``within_s`` seconds; infinite if unknown.
 
-        :param within_s: also how long its start takes, if it has not started yet.
-        :param mean_s: length of a task; None if none has ended.
+        :param within_s: also the duration of the worker's start, if it has not started yet.
+        :param mean_s: mean duration of a task; None if none has ended.
         """
         if self.killed or self.drives or self.yields_to is not None or self.tasks_left == 0:
             return 0

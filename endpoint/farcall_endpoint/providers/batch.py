@@ -69,7 +69,7 @@ class Scheduler(Protocol):
 
 @dataclasses.dataclass
 class BatchBlock:
-    """A job. Attributes are written by the provider's thread alone, apart from ``unwanted``."""
+    """A :class:`Block` that is a job. Only the provider's thread writes attributes other than ``unwanted``."""
 
     block_id: str
     provider: BatchProvider
@@ -84,28 +84,26 @@ class BatchBlock:
     pipe: None = None
 
     def status(self) -> BlockStatus:
-        """As :meth:`Block.status`."""
         return self.latest
 
     def kill(self) -> None:
-        """As :meth:`Block.kill`."""
         if not self.unwanted:
             self.unwanted = True
             self.provider.wake()
 
     def close(self) -> None:
-        """As :meth:`Block.close`."""
+        """No operation: a job has no resources on this machine."""
 
 
 class BatchProvider:
-    """Jobs as blocks.
+    """A :class:`Provider` whose blocks are jobs.
 
-    :param name: of the endpoint, for the names of its jobs: ``farcall-NAME-BLOCK``.
-    :param script_dir: private, on a file system that the nodes share; for scripts and the jobs' output.
+    :param name: the endpoint's name; its jobs are named ``farcall-NAME-BLOCK``.
+    :param script_dir: private directory for scripts and the jobs' output, on a file system that the nodes share.
     :param worker_init: shell lines to run on each node before the manager.
     :param first_poll_s: seconds from the newest block to the first poll of the jobs' statuses.
     :param poll_s: maximum seconds between two polls; at first they are closer together.
-    :param missing_limit_s: a job that the scheduler does not know for so long has ended.
+    :param missing_limit_s: seconds for which the scheduler must not know a job before it counts as ended.
     """
 
     def __init__(
@@ -142,18 +140,16 @@ class BatchProvider:
         self._thread.start()
 
     def fileno(self) -> int:
-        """As :meth:`Provider.fileno`."""
         return self._changes
 
     def changed(self) -> None:
-        """As :meth:`Provider.changed`."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._changes)
 
     def start(
         self, command: Sequence[str], *, block_id: str, environment: Mapping[str, str], image: str = ""
     ) -> BatchBlock:
-        """As :meth:`Provider.start`. The scheduler's answer is in the block's status."""
+        """Start a block without waiting for the scheduler, whose answer appears in the block's status."""
         secrets: Mapping[str, str] = {}
         if not self._scheduler.shares_files:
             command = ["python3", *command[1:]]  # the nodes' own
@@ -179,7 +175,7 @@ class BatchProvider:
         self._wake.set()
 
     def close(self) -> None:
-        """As :meth:`Provider.close`. Waits for a while until unwanted jobs are cancelled."""
+        """Stop the thread; wait up to ``missing_limit_s`` seconds until it has cancelled unwanted jobs."""
         self._closed = True
         self.wake()
         self._thread.join(self._missing_limit_s)

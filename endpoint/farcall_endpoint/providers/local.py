@@ -13,9 +13,9 @@ from farcall_endpoint.providers.base import BlockStatus, Phase
 
 
 class LocalProvider:
-    """Starts managers in a session of their own, so that a Ctrl-C on the terminal reaches the agent alone.
+    """A :class:`Provider` that starts each manager in its own session: Ctrl-C in the terminal reaches only the agent.
 
-    :param environment: of the managers.
+    :param environment: environment variables of the managers.
     """
 
     walltime_s: float | None = None
@@ -25,7 +25,7 @@ class LocalProvider:
         self._epoll = select.epoll()
 
     def fileno(self) -> int:
-        """Readable if a manager has ended that was not closed yet."""
+        """A descriptor that is readable if a manager has ended whose block is not closed yet."""
         return self._epoll.fileno()
 
     def changed(self) -> None:
@@ -39,7 +39,6 @@ class LocalProvider:
         environment: Mapping[str, str],
         image: str = "",
     ) -> LocalBlock:
-        """As :meth:`Provider.start`."""
         assert not image, "no pod"
         pipe, there = pipe_pair()
         with there:
@@ -65,12 +64,11 @@ class LocalProvider:
         return LocalBlock(process, self._epoll, pipe)
 
     def close(self) -> None:
-        """As :meth:`Provider.close`."""
         self._epoll.close()
 
 
 class LocalBlock:
-    """A manager on this machine."""
+    """A :class:`Block` of one manager process on this machine."""
 
     def __init__(self, process: subprocess.Popen[bytes], epoll: select.epoll, pipe: Pipe | None) -> None:
         self.pipe = pipe
@@ -80,7 +78,6 @@ class LocalBlock:
         epoll.register(self._pidfd, select.EPOLLIN)
 
     def status(self) -> BlockStatus:
-        """As :meth:`Block.status`."""
         code = self._process.poll()
         if code is None:
             return BlockStatus(Phase.RUNNING)
@@ -90,12 +87,10 @@ class LocalBlock:
         return BlockStatus(Phase.ENDED, f"killed by signal {-code}" if code < 0 else f"exit code {code}")
 
     def kill(self) -> None:
-        """As :meth:`Block.kill`."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     def close(self) -> None:
-        """As :meth:`Block.close`."""
         self._process.wait()
         os.close(self._pidfd)
         if self.pipe is not None:

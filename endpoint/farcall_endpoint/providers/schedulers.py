@@ -71,7 +71,7 @@ def make_scheduler(config: ProviderConfig, *, script_dir: Path) -> Scheduler:
 
 
 class ParslScheduler:
-    """Any of Parsl's providers.
+    """A :class:`Scheduler` that uses one of Parsl's providers.
 
     :param provider: a ``parsl.providers.base.ExecutionProvider`` whose ``script_dir`` is set.
     """
@@ -89,7 +89,6 @@ class ParslScheduler:
         write(_JOB_NAME.sub(lambda found: found[1] + self._job_name, template), *arguments)
 
     def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
-        """As :meth:`Scheduler.submit`."""
         assert not secrets, "these are in a file"
         assert not image, "its jobs are no pods"
         self._job_name = name
@@ -103,7 +102,6 @@ class ParslScheduler:
         return str(job_id)
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
-        """As :meth:`Scheduler.statuses`."""
         from parsl.jobs.states import JobState
 
         phases = {JobState.PENDING: Phase.WAITING, JobState.HELD: Phase.WAITING, JobState.UNKNOWN: Phase.WAITING}
@@ -118,7 +116,6 @@ class ParslScheduler:
         }
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """As :meth:`Scheduler.cancel`."""
         resources = self._provider.resources
         for job_id in job_ids:
             resources.setdefault(job_id, {})  # one of an earlier agent
@@ -139,7 +136,6 @@ class SlurmScheduler(ParslScheduler):
         self._timeout_s = timeout_s
 
     def statuses(self, job_ids: Sequence[str]) -> Mapping[str, BlockStatus]:
-        """As :meth:`Scheduler.statuses`."""
         command = ["squeue", *self._options, "--states=all", "--noheader", "--format=%i|%T|%r"]
         command.append(f"--jobs={','.join(job_ids)}")
         try:
@@ -175,7 +171,6 @@ class KubernetesScheduler(ParslScheduler):
         self._image = provider.image
 
     def submit(self, command: str, *, name: str, secrets: Mapping[str, str] | None = None, image: str = "") -> str:
-        """As :meth:`Scheduler.submit`."""
         self._pods.secrets = secrets or {}
         self._provider.image = image or self._image
         return super().submit(command, name=name)

@@ -51,11 +51,11 @@ class Actuator(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the backend, for people: ``cgroup v2``, ``cgroup v1``, ``autogroup``, ``none``."""
+        """Name of the backend for display: ``cgroup v2``, ``cgroup v1``, ``autogroup`` or ``none``."""
 
     @property
     def problem(self) -> str:
-        """What did not work lately, in the kernel's words; empty: nothing."""
+        """The last failure, in the kernel's words; empty if there is none."""
 
     def join(self, pid: int, function: str) -> None:
         """Count a worker process with all its descendants, also later ones, to a function, and to no other any more.

@@ -62,7 +62,7 @@ class NiceQueue:
         self._next_at = now + self._period_s
 
     def drop(self, name: str) -> None:
-        """A change cannot be made, ever."""
+        """Drop a change that can never be made."""
         self._changes.pop(name, None)
 
     def delay(self, now: float) -> float | None:
@@ -73,9 +73,9 @@ class NiceQueue:
 @dataclasses.dataclass
 class _Member:
     function: str | None
-    """None: it has left its function, and gets nice 0 again."""
+    """None: the process has left its function, and will get nice 0 again."""
     start: int
-    """Of the process, as pids are used again."""
+    """Start time of the process, which identifies it: the kernel reuses pids."""
 
 
 class _Session(NamedTuple):

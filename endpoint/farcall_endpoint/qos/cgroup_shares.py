@@ -20,14 +20,14 @@ _CONTROLLER: Final = "cpu"
 _FILES: Final = {1: "cpu.shares", 2: "cpu.weight"}
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PASSES: Final = 3
-"""In which the descendants of a process are moved: those that others started meanwhile are found by the next one."""
+"""Number of passes that move the descendants of a process: each finds those that started during the one before."""
 
 
 @dataclasses.dataclass
 class _Member:
     function: str
     start: int
-    """Of the process, as pids are used again."""
+    """Start time of the process, which identifies it: the kernel reuses pids."""
     has_joined: bool = False
 
 
@@ -229,7 +229,7 @@ def hierarchy_of(hierarchies: Sequence[Hierarchy], version: int) -> Hierarchy | 
 
 
 def group_name(function: str) -> str:
-    """The name of a function's group: safe in a file system, and of no other function."""
+    """The name of a function's group: unique to the function, and safe in a file system."""
     if _UUID.fullmatch(function):
         return f"function-{function}"
     digest = hashlib.sha256(function.encode(errors="surrogatepass")).hexdigest()[:32]
@@ -237,13 +237,13 @@ def group_name(function: str) -> str:
 
 
 def describe_error(error: OSError) -> str:
-    """What the kernel says, and of which file."""
+    """Return the kernel's message for an error, with the file that it is about."""
     text = error.strerror or str(error)
     return f"{error.filename}: {text}" if error.filename else text
 
 
 def try_directory(path: Path) -> str:
-    """Why no group can be made in a group; empty if one can be made, or is there."""
+    """Return why no group can be made in the group ``path``; empty if one can be made, or exists already."""
     trial = path / f"farcall-trial-{os.getpid()}"
     try:
         trial.mkdir()

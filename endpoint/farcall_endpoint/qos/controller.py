@@ -21,27 +21,29 @@ BATCH: Final = "batch"
 
 _WINDOW_S: Final = 4.0
 _MOST_CLASSES: Final = 128
+"""Maximum number of latency classes of a node. Tasks of further classes are batch work."""
 _MOST_OF_ONE: Final = 16
-"""Of a node, and of one payer. Tasks of others are batch work: a submitter may name any number of targets."""
+"""Maximum number of latency classes of one payer: a submitter may name any number of targets."""
 _FORGET_S: Final = 600.0
-"""After so long without a task, a class is forgotten."""
+"""Seconds without a task after which a class is forgotten."""
 _LATE_S: Final = 10.0
-"""A target that was not held for so long cannot be held as things are."""
+"""Seconds for which a target must be missed before it is reported as one that cannot be held."""
 _KEPT_S: Final = 60.0
-"""That is said for so long after the last task: meanwhile others may be refused, and would change nothing."""
+"""Seconds after the last task of a class during which its problem stays reported: later tasks may have been refused."""
 _LEAST_PRESSURE: Final = Gains().least_pressure
 _AT_BOUND: Final = 0.95
 _SLOWER: Final = 1.01
 _LEAST_RUNS: Final = 5
 _LEAST_THREADS: Final = 0.01
-"""Of a task; fewer compute next to nothing."""
+"""Threads of a task below which it computes next to nothing."""
 _HANGS: Final = 20.0
 _HANGS_S: Final = 30.0
-"""A task that is late by so many times its target, and for so long, hangs: no CPU would help it."""
+"""A task hangs if it is late by ``_HANGS`` times its target and by ``_HANGS_S`` seconds: more CPU would not help it."""
 _NEW: Final = 0.2
 """Weight of the newest task in the mean of run times."""
 _AGEING: Final = 10.0
-"""With ``short-first`` a task waits for this multiple of how much longer it runs than another one, which came later."""
+"""Factor of run times in the order of ``short-first``: a task waits up to this multiple of the difference in run times
+for shorter tasks that arrived later."""
 
 NEEDS_WORKERS: Final = "workers"
 NEEDS_CPU: Final = "cpu"
@@ -50,11 +52,11 @@ NEEDS_LOOSER: Final = "looser"
 
 @dataclasses.dataclass(slots=True)
 class LatencyClass:
-    """``pending``: the tasks that have not ended, with their arrival. ``late_since``: when the target was first missed
-    without a break; None if it is held. ``run_s``: mean; None before a task has ended. ``threads``, ``running``: means
-    of the threads that compute, and of the tasks that run. ``fastest_s``: the shortest run; longer ones raise it
-    slowly. ``payer``: the identity as which the submitter counts. ``max_weight``: of all classes of the payer; None for
-    the owner of the endpoint. ``is_met``: whether a task has held the target."""
+    """``pending``: the tasks that have not ended, with their arrival. ``late_since``: start of the current period in
+    which the target is missed; None if it is held. ``run_s``: mean run time; None before a task has ended. ``threads``,
+    ``running``: mean numbers of computing threads and of running tasks. ``fastest_s``: the shortest run; longer runs
+    raise it slowly. ``payer``: the identity that the submitter counts as. ``max_weight``: maximum sum of the weights of
+    the payer's classes; None for the owner of the endpoint. ``is_met``: whether a task has met the target."""
 
     target: Target
     window: WindowedHistogram
@@ -83,12 +85,12 @@ _POLICIES: Final[Mapping[PolicyName, Callable[[QosSettings], Policy | None]]] = 
 
 
 class Controller:
-    """Knows the tasks with a target of a node, and decides the weights of their classes.
+    """Record of the tasks with a target on a node; decides the weights of their classes.
 
-    ``classes``: those that there are, by name. ``due_at``: when :meth:`decide` is due. ``is_short_first``: whether that
-    is the policy.
+    ``classes``: the current classes, by name. ``due_at``: when :meth:`decide` is due. ``is_short_first``: whether the
+    policy is ``short-first``.
 
-    :param settings: of the endpoint.
+    :param settings: QoS settings of the endpoint.
     """
 
     def __init__(self, settings: QosSettings) -> None:
@@ -102,9 +104,9 @@ class Controller:
         self._processors = 0
 
     def add(self, task_id: str, target: OrderTarget, now: float, *, submitter: str = "", payer: str = "") -> bool:
-        """A task has come; False if it is batch work, as there are too many classes or its target cannot be one.
+        """Add a task; return False if it is batch work, because its target is invalid or there are too many classes.
 
-        :param payer: empty: the submitter.
+        :param payer: identity that the submitter counts as; empty: the submitter itself.
         """
         payer = payer or submitter
         name = target.name
@@ -130,20 +132,20 @@ class Controller:
         return True
 
     def restart(self) -> None:
-        """Forget what the policy has learnt; the tasks are still known."""
+        """Forget what the policy has learnt, but not the tasks."""
         self._policy = _POLICIES[self._settings.policy](self._settings)
 
     def has(self, task_id: str) -> bool:
-        """Whether a task is here."""
+        """Whether a task was added and has not ended."""
         return task_id in self._class_of
 
     def due_time(self, task_id: str) -> float:
-        """When a task that is here should have ended."""
+        """Return the instant by which an unfinished task should end."""
         known = self.classes[self._class_of[task_id]]
         return known.pending[task_id] + known.target.latency_s
 
     def ended(self, task_id: str, now: float, run_s: float) -> None:
-        """A task has ended whose function has run for so long."""
+        """Record the end of a task whose function ran for ``run_s`` seconds."""
         known = self._leave(task_id, now)
         if known is None:
             return
@@ -159,15 +161,15 @@ class Controller:
             self._policy.on_task_ended(name, class_.target, latency_s)
 
     def drop(self, task_id: str, now: float) -> None:
-        """A task has ended otherwise, or left the node: that says something only if it was late already."""
+        """Remove a task that was cancelled, lost or moved. Its latency counts only if the task was late already."""
         if (known := self._leave(task_id, now)) is not None:
             _, class_, arrived_at = known
             if now - arrived_at > class_.target.latency_s:
                 class_.window.add(now - arrived_at, now)
 
     def urgency(self, task_id: str) -> float:
-        """In which order tasks of different classes come, the smallest first: by when they should have ended. With
-        ``short-first``, by how long they run; one that waits gets ahead of shorter ones in the end."""
+        """Return the sort key of a task among all classes, smallest first: the instant by which it should end. With
+        ``short-first``, the key grows with the run time; a task that waits long enough precedes shorter tasks."""
         known = self.classes[self._class_of[task_id]]
         arrived_at, target = known.pending[task_id], known.target
         if not self.is_short_first:
@@ -176,17 +178,17 @@ class Controller:
         return arrived_at + _AGEING * run_s
 
     def payer_of(self, name: str) -> str:
-        """The identity as which the submitter of a class counts; empty if the class is not known any more."""
+        """Return the identity that the submitter of a class counts as; empty if the class is unknown."""
         known = self.classes.get(name)
         return "" if known is None else known.payer
 
     def run_s(self, name: str) -> float | None:
-        """How long a task of a class runs; None if it is not known."""
+        """Return the mean run time of a class in seconds; None if it is not known."""
         known = self.classes.get(name)
         return None if known is None else known.run_s
 
     def measured(self, demands: Mapping[str, float], running: Mapping[str, int], processors: int) -> None:
-        """How many threads of each class compute now, of how many tasks, on so many processors."""
+        """Record the computing threads and the running tasks of each class, and the number of processors."""
         self._processors = processors or self._processors
         for name, class_ in self.classes.items():
             if (count := running.get(name, 0)) and name in demands:
@@ -194,20 +196,22 @@ class Controller:
                 class_.running += _NEW * (count - class_.running)
 
     def most_running(self, name: str, most: int) -> int:
-        """How many tasks of a class may run at a time, at most so many: more than the processors can compute would only
-        delay one another, and those of an equal length all end late."""
+        """Return how many tasks of a class may run concurrently, at most ``most``. More tasks than processors would
+        delay one another, and tasks of equal length would all end late."""
         threads = self._threads(name)
         if not self._processors or threads is None or threads < _LEAST_THREADS:
             return most
         return max(1, round(min(most, self._processors / threads)))
 
     def places(self, name: str, running: Mapping[str, int], most: int, now: float) -> int:
-        """How many more tasks of a class with waiting ones may run now, where so many of each run, and so many workers
-        may.
+        """Return how many more tasks of a class may run now.
 
-        With ``short-first``, all classes together compute on as many processors as there are. But no task is
-        interrupted, and one may run for ever. So a task that is late otherwise may start beyond that, if it is the only
-        one of its class, and as many of them as there are processors; or if it is the only one of its payer.
+        With ``short-first``, all classes together compute on as many processors as the node has. No task is
+        interrupted, though, and a task may run for ever. So a task that would otherwise be late may start beyond this
+        limit if it is the only one of its class (up to one such task per processor), or the only one of its payer.
+
+        :param running: number of running tasks by class.
+        :param most: maximum number of running tasks of the class.
         """
         own = self.most_running(name, most) - running.get(name, 0)
         if not self.is_short_first or not self._processors or own <= 0:
@@ -228,11 +232,10 @@ class Controller:
         return int(is_only or (not running.get(name, 0) and computing < 2 * self._processors))
 
     def decide(self, now: float, *, pressure: float, others: int, workers: int) -> Mapping[str, float]:
-        """The weights from now on, by class, and of :data:`BATCH`; those of classes that are not named any more are
-        forgotten.
+        """Return the new weights by class and for :data:`BATCH`. The caller forgets the weights of all other classes.
 
         :param pressure, others: see :meth:`~farcall_endpoint.qos.policies.Policy.weights`.
-        :param workers: that a class can have.
+        :param workers: maximum number of workers of a class.
         """
         interval_s = self._settings.interval_s if self._decided_at is None else now - self._decided_at
         self._decided_at = now
@@ -250,7 +253,7 @@ class Controller:
         return {**weights, BATCH: DEFAULT_WEIGHT}
 
     def report(self) -> tuple[WeightOfClass, ...]:
-        """The classes with their weights, and what those need whose target cannot be held, for the agent."""
+        """Return the weight of each class for the agent, and what its target needs if it cannot be held."""
         return tuple(
             WeightOfClass(name, round(class_.weight, 1), class_.problem) for name, class_ in self.classes.items()
         )
@@ -279,17 +282,17 @@ class Controller:
         return limited
 
     def _threads(self, name: str) -> float | None:
-        """How many threads of a task of a class compute; None while it is not known."""
+        """Return the mean number of computing threads of a class's task; None while it is not known."""
         class_ = self.classes.get(name)
         return None if class_ is None or not class_.running else class_.threads / class_.running
 
     def _is_urgent(self, class_: LatencyClass, now: float) -> bool:
-        """Whether its first task is late if it does not start now."""
+        """Whether the first task of a class will be late unless it starts now."""
         first_at = next(iter(class_.pending.values()), now)
         return now + (class_.run_s or 0.0) >= first_at + class_.target.latency_s
 
     def _make_room(self, payer: str) -> bool:
-        """Whether there may be one more class of a payer, when the one that was not used for longest is gone."""
+        """Make room for one more class of a payer by dropping the longest unused one; return whether there is room."""
         own = [name for name, class_ in self.classes.items() if class_.payer == payer]
         full = own if len(own) >= _MOST_OF_ONE else list(self.classes) if len(self.classes) >= _MOST_CLASSES else []
         if not full:
@@ -301,7 +304,7 @@ class Controller:
         return True
 
     def _target(self, target: OrderTarget, payer: str) -> Target:
-        """:raises ValueError: if it cannot be one."""
+        """:raises ValueError: if the target is invalid."""
         settings = self._settings
         return Target(
             target.latency_s,
@@ -323,8 +326,8 @@ class Controller:
         return name, class_, class_.pending.pop(task_id)
 
     def _latency_s(self, class_: LatencyClass, now: float, workers: int) -> float | None:
-        """The latency at the percentile of the target: of the tasks that have ended lately, and of those that have not
-        and are late, or will be when those before them have run."""
+        """Return the latency at the percentile of the target, over recently ended tasks and unfinished tasks that are
+        late, or will be late when the tasks before them have run."""
         histogram = class_.window.histogram(now)
         limit_s, run_s = class_.target.latency_s, class_.run_s or 0.0
         for place, arrived_at in enumerate(class_.pending.values()):
@@ -336,7 +339,7 @@ class Controller:
     def _find_problem(
         self, class_: LatencyClass, latency_s: float | None, pressure: float, workers: int, now: float
     ) -> None:
-        """Find out whether a target cannot be held as things are, and what it needs."""
+        """Set the problem of a class: what its target needs if it cannot be held now."""
         if latency_s is None and now - class_.used_at < _KEPT_S:
             return
         if latency_s is None or latency_s <= class_.target.latency_s:

@@ -19,7 +19,7 @@ _MOST_S: Final = 1e6
 _FIRST: Final = math.ceil(math.log(_LEAST_S) / _LOG_FACTOR)
 _BUCKETS: Final = math.ceil(math.log(_MOST_S) / _LOG_FACTOR) - _FIRST + 1
 _MIDDLE: Final = 2 / (1 + math.exp(_LOG_FACTOR))
-"""Of a bucket, as a part of its upper bound: no duration in it is further away than the error."""
+"""Middle of a bucket as a fraction of its upper bound. Durations in the bucket differ from it by at most the error."""
 _EMPTY: Final = bytes(4 * _BUCKETS)
 _MOST_COUNT: Final = 2**32 - 1
 
@@ -27,7 +27,7 @@ _MOST_COUNT: Final = 2**32 - 1
 class Histogram:
     """Counts of durations.
 
-    :ivar count: of all.
+    :ivar count: number of all durations.
     """
 
     __slots__ = ("_buckets", "count")
@@ -69,8 +69,8 @@ class Histogram:
         return math.exp((found + _FIRST) * _LOG_FACTOR) * _MIDDLE
 
     def buckets(self, *, most: int) -> list[tuple[float, int]]:
-        """What was counted, by ranges of durations: the upper bound of each in seconds, and how many. Neighbours are
-        joined until there are at most so many."""
+        """Return the upper bound in seconds and the count of each non-empty bucket. Neighbouring buckets are joined
+        until there are at most ``most``."""
         found = [(number, count) for number, count in enumerate(self._buckets) if count]
         width = 1
         while len(found) > most:

@@ -2,7 +2,7 @@
 
 A task waits at the endpoint, perhaps for the start of a worker, then its function runs. All three are counted in
 histograms, by function, submitter, target and size of the input. Of a function with many tasks a second, the first
-ones are counted, and one in so many of the others, for all of these.
+ones are counted, and a sample of the others, with the weight of all of these.
 """
 
 from __future__ import annotations
@@ -24,37 +24,36 @@ _SHORT_S: Final = 60.0
 _STEPS: Final = 10
 _MOST_FUNCTIONS: Final = 120
 _MOST_OF_ONE: Final = 60
-"""Those whose tasks ended last, of all submitters and of one; the others are forgotten. Each size of input counts as
-one."""
+"""Maximum number of functions that are kept, of all submitters and of one: those whose tasks ended last. Each size of
+input counts as a function."""
 _MOST_NAMES: Final = 2000
 _MOST_SHOWN: Final = 20
 _MOST_REPORTED: Final = 10
-"""To the cloud; first those with a target."""
+"""Maximum number of functions reported to the cloud, those with a target first."""
 _ALL_PER_S: Final = 20
-"""So many tasks of a function are counted each second, before some stand for others."""
+"""Tasks of a function that are counted each second before sampling begins."""
 _SAMPLES_PER_S: Final = 200
-"""Of the others of a function, about."""
+"""Approximate number of sampled tasks of a function each second, beyond the first ``_ALL_PER_S``."""
 _LEAST_RUNS: Final = 20
-"""The fastest runs of a function are known after so many."""
+"""Number of runs after which the fastest runs of a function are known."""
 _QUANTILES: Final = (0.5, 0.95)
 _INPUT_BYTES: Final = (4 * 1024, 64 * 1024)
 """Sizes of inputs: up to the first, up to the second, and larger ones."""
 _HISTORY_S: Final = 10.0
-"""Between two weights that are kept."""
+"""Seconds between two weights that are kept."""
 _MOST_BUCKETS: Final = 40
 
 
 _Key = tuple[str, str, str, int]
-"""Function, submitter, latency class (empty: batch work), and which size of input. No class: one is made for each
-task."""
+"""Function, submitter, latency class (empty: batch work) and size of input. A tuple, as one is made for each task."""
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
     """A task whose function has run, or raised an exception.
 
-    :param total_s: since it has arrived at the endpoint.
-    :param run_s: its function in the last attempt, as its worker says.
-    :param start_s: how long it has waited for the start of a worker; 0 if it found one.
+    :param total_s: seconds from the arrival at the endpoint to the end.
+    :param run_s: run time of the function in the last attempt, as the worker reported it.
+    :param start_s: seconds spent waiting for the start of a worker; 0 if a worker was ready.
     """
 
     function_id: str
@@ -69,8 +68,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 @dataclasses.dataclass(slots=True)
 class _Function:
-    """``ended``: in this second; ``stride``: one task in so many is counted, for all of these. ``violated``: those
-    above their target; ``starts``: of workers that tasks have waited for; None before the first one."""
+    """``ended``: tasks that ended in this second; ``stride``: one task in ``stride`` is counted, with this weight.
+    ``violated``: tasks above their target; ``starts``: waits for the start of a worker. None before the first one."""
 
     name: str
     wait: WindowedHistogram
@@ -85,8 +84,7 @@ class _Function:
 
 
 class ClassState(NamedTuple):
-    """A latency class, as managers report it: its weight, and what its target needs that cannot be held (``reason``,
-    ``fix``)."""
+    """A latency class as managers report it: its weight, and why its target cannot be held (``reason``, ``fix``)."""
 
     weight: float
     reason: str = ""

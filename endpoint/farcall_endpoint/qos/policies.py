@@ -17,15 +17,15 @@ from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """The latency that a function is to hold.
+    """Latency target of a function.
 
-    :param latency_s: from the arrival of a task at the endpoint to its end.
-    :param percentile: of the tasks that are to hold it.
+    :param latency_s: limit for the seconds from the arrival of a task at the endpoint to its end.
+    :param percentile: percentage of the tasks that should meet the limit.
     :param min_weight, max_weight: bounds of the function's weight.
-    :param expected_s: how long a task takes on an idle system; None: not known.
-    :param group: whose the function is; ratios of targets count within one.
-    :param weight, delta: those that the endpoint's owner has set, for :class:`Static` and :class:`Threshold`.
-    :raises ValueError: for a value that makes no sense.
+    :param expected_s: duration of a task on an idle system; None: not known.
+    :param group: payer of the function; policies compare the targets within a group.
+    :param weight, delta: settings of the endpoint's owner for :class:`Static` and :class:`Threshold`.
+    :raises ValueError: for a value out of range.
     """
 
     latency_s: float

@@ -16,21 +16,21 @@ ActuatorName = Literal["auto", "cgroup2", "cgroup1", "autogroup", "none"]
 class QosSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How an endpoint holds latency targets.
 
-    :param policy: of the weights: ``pi`` (by the latency of a window), ``threshold`` (the paper's steps), ``static``
+    :param policy: source of weights: ``pi`` (by the latency of a window), ``threshold`` (the paper's steps), ``static``
         (those of ``weights``), ``none``; ``short-first`` starts the shortest task first, as many as there are
         processors.
-    :param actuator: what sets them; ``auto`` is the best that the machine permits.
-    :param interval_s: between two decisions.
-    :param min_weight, max_weight: of a function with a target; batch work has 100.
-    :param max_weights: most weight of all targets of one other submitter together, by identity. Targets of submitters
+    :param actuator: the backend that sets the weights; ``auto`` is the best that the machine permits.
+    :param interval_s: seconds between two decisions.
+    :param min_weight, max_weight: bounds of the weight of a function with a target; batch work has 100.
+    :param max_weights: maximum sum of the weights of another submitter's targets, by identity. Targets of submitters
         that are not named are measured, and their calls run as batch work.
-    :param batch_share: the part of the processors that batch work keeps, as far as the least weights permit it.
-    :param latency_workers: most calls with a target that run at a time on a node, beyond its ordinary workers; as many
-        as those, if not given.
-    :param weights: of ``static``, by the name of the function; others have 100.
+    :param batch_share: fraction of the processors that batch work keeps, as far as the least weights permit it.
+    :param latency_workers: maximum number of concurrent calls with a target on a node, beyond its ordinary workers; by
+        default, the number of ordinary workers.
+    :param weights: weights of ``static``, by the name of the function; other functions have 100.
     :param ratio, delta: of ``threshold``: from which multiple of its baseline a call is too slow, and the step in
         shares; ``deltas``: the steps of other functions, by name.
-    :param admission: what becomes of a call whose target cannot be held as things are.
+    :param admission: treatment of a call whose target cannot be held now.
     """
 
     policy: PolicyName = "pi"

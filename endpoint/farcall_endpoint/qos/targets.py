@@ -1,7 +1,6 @@
-"""Targets: the latency that a task is to hold, by its options and what its function takes on an idle endpoint. No I/O.
+"""Targets: latency limits of tasks, from their options and the duration of their functions on an idle endpoint. No I/O.
 
-That is known from calls which measured it (``client.qos.baseline``), else from the fastest tenth of the runs that were
-seen.
+The duration comes from calls that measured it (``client.qos.baseline``), else from the fastest tenth of recent runs.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from farcall_endpoint.protocol import OrderTarget
 
 _MOST_BASELINES: Final = 1000
 _MOST_OF_ONE: Final = 200
-"""Of one submitter."""
+"""Maximum number of baselines of one submitter."""
 _SEEN_S: Final = 10.0
 _IDLE_WAIT_S: Final = 0.05
-"""An idle endpoint begins a call within so long."""
+"""Seconds within which an idle endpoint begins a call."""
 _MOST_RUNS: Final = 20
-"""So many of the last runs of a function make its baseline: the median of them."""
+"""Number of last runs of a function whose median is its baseline."""
 
 
 class Targets:
     """The targets of an endpoint.
 
-    :param weights, deltas: that the owner has set, by the name of a function.
-    :param baselines: seconds by function and submitter, as they were kept: no submitter measures for others.
-    :param fastest_s: returns how long the fastest runs of a function took for a submitter; None if too few were seen.
+    :param weights, deltas: settings of the owner, by the name of a function.
+    :param baselines: stored baselines in seconds, by function and submitter: no submitter measures for others.
+    :param fastest_s: returns the duration of a submitter's fastest runs of a function; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
     :param max_weights: see :class:`~farcall_endpoint.qos.settings.QosSettings`.
-    :param needs_all: whether it must be known of all functions with a target how long they take.
+    :param needs_all: whether the policy needs the duration of every function with a target.
     :param clock: in seconds.
     """
 
@@ -57,13 +56,13 @@ class Targets:
         self._needs_all = needs_all
         self._clock = clock
         self._seen: dict[str, tuple[float, float | None]] = {}  # until when it counts
-        #: Of the endpoint; its weights and deltas are for functions that the owner calls.
+        #: The endpoint's owner; weights and deltas apply only to functions that the owner calls.
         self.owner_id = ""
         self._runs: dict[str, collections.deque[float]] = {}
         self.has_changed = False
 
     def of(self, spec: TaskSpec) -> OrderTarget | None:
-        """The target of a task; None if it has none, or is a multiple of what is not known yet."""
+        """Return the target of a task; None if it has none, or is a multiple of a baseline that is not known yet."""
         qos = spec.options.qos
         if qos is None or not qos.has_target:
             return None
@@ -92,11 +91,11 @@ class Targets:
         )
 
     def has_share(self, spec: TaskSpec) -> bool:
-        """Whether a target of this submitter may take processors from the tasks of others."""
+        """Whether a target of this submitter may take processors from other submitters' tasks."""
         return spec.submitter in ("", self.owner_id) or _payer(spec) in self._max_weights
 
     def _seen_s(self, spec: TaskSpec) -> float | None:
-        """How long the fastest runs of a function took: as it was a moment ago, as it takes a while to find out."""
+        """Return the duration of a function's fastest runs, cached for ``_SEEN_S`` because the computation is slow."""
         key, now = _key(spec), self._clock()
         known = self._seen.get(key)
         if known is None or now >= known[0]:
@@ -106,9 +105,9 @@ class Targets:
         return known[1]
 
     def measured(self, spec: TaskSpec, *, total_s: float, run_s: float) -> None:
-        """A call that measures has ended, on an endpoint that is idle. One that had to wait counts with its run alone.
+        """Record the end of a measuring call on an idle endpoint. A call that had to wait counts with its run alone.
 
-        :param total_s: without the start of a worker.
+        :param total_s: seconds from the call's arrival to its end, without the start of a worker.
         """
         latency_s = total_s if total_s <= 2 * run_s + _IDLE_WAIT_S else run_s
         if not latency_s > 0:
@@ -127,7 +126,7 @@ class Targets:
                 self._runs.pop(each, None)
 
     def baselines(self) -> Mapping[str, float]:
-        """Seconds by function and submitter, to be kept."""
+        """Return the baselines to store, in seconds, by function and submitter."""
         return dict(self._baselines)
 
 
@@ -136,5 +135,5 @@ def _payer(spec: TaskSpec) -> str:
 
 
 def _key(spec: TaskSpec) -> str:
-    """A function and its submitter: by its body, as each executor registers it under an id of its own."""
+    """Return the key of a function and its submitter. It has the function's hash, as ids differ between executors."""
     return f"{spec.function_hash}:{spec.submitter}"

@@ -20,7 +20,7 @@ _MAX: Final = 10_000.0
 _DEFAULT_SHARES: Final = 1024
 _MAX_SHARES: Final = 262_144
 _NICE_WEIGHTS: Final = (1024, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15)
-"""Of nice 0 to 19: the kernel's ``sched_prio_to_weight`` (kernel/sched/core.c), a factor of about 1.25 a step."""
+"""Weights of nice 0 to 19: ``sched_prio_to_weight`` (kernel/sched/core.c), a factor of about 1.25 a step."""
 
 _BOUNDS: Final = tuple(-math.log(above * below) / 2 for above, below in itertools.pairwise(_NICE_WEIGHTS))
 """Between two levels of nice: the middle of their weights as a ratio, as a negative logarithm, so that they ascend."""

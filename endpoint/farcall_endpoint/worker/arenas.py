@@ -32,23 +32,23 @@ from farcall_endpoint.shared_memory import Body, Frame, FrameList, LentFile, Mem
 Piece = bytes | memoryview
 
 LEAD_BYTES: Final = mmap.PAGESIZE
-"""In front of a buffer: room for what a value consists of besides the buffer, when a function has written it there."""
+"""Free bytes before a buffer that a function writes, for the parts of the value outside the buffer."""
 SLOTS: Final = 128
-"""Places in a ledger, and so arenas of a worker that are used again. Each takes two descriptors in each reader."""
+"""Places in a ledger: the maximum number of reusable arenas of a worker. Each takes two descriptors in each reader."""
 _SMALLEST_SHIFT: Final = 16
 _WORD: Final = 8
 LEDGER_BYTES: Final = 2 * SLOTS * _WORD
 _COUNT_BITS: Final = 32
 _KEPT: Final = 2**_COUNT_BITS - 1
-"""In place of a count: the reader cannot say when the value is gone."""
+"""Value in place of a count: the reader cannot know when the value is gone."""
 _CHECKED: Final = 8
-"""So many arenas at most are asked for whether they are back, before a new one is made."""
+"""Maximum number of lent arenas that are checked for their return before a new arena is made."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a value is, for a reader. ``arena``: never the same for two arenas of a writer. ``slot``: its place in the
-    ledger; -1 if it is not used again."""
+    """Location of a value, for a reader. ``arena``: number of the arena, unique for its writer. ``slot``: the arena's
+    place in the ledger; -1 if the arena is not reused."""
 
     arena: int
     slot: int
@@ -59,14 +59,14 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Ledger:
     """A page that both ends of a connection map. Each writes one half, as a reader, and reads the other.
 
-    :param memory: of :func:`new_ledger`.
-    :param first: which end this is.
+    :param memory: the file that :func:`new_ledger` made.
+    :param first: whether this is the first end of the connection.
     :raises ValueError: if the file can shrink, or has another size.
     """
 
     def __init__(self, memory: MemoryFile, *, first: bool) -> None:
         if not memory.is_sealed or os.fstat(memory.descriptor).st_size != LEDGER_BYTES:
-            raise ValueError("this is no ledger")
+            raise ValueError(f"not a ledger: expected a sealed file of {LEDGER_BYTES} bytes")
         words = memoryview(mmap.mmap(memory.descriptor, LEDGER_BYTES)).cast("Q")
         own, other = (words[:SLOTS], words[SLOTS:]) if first else (words[SLOTS:], words[:SLOTS])
         self.own = own
@@ -74,7 +74,7 @@ class Ledger:
 
 
 def new_ledger() -> MemoryFile:
-    """The file of a ledger."""
+    """Make the file of a ledger."""
     return MemoryFile.of([bytes(LEDGER_BYTES)])
 
 
@@ -100,18 +100,18 @@ class Arena:
 
     @property
     def is_held(self) -> bool:
-        """Whether an object of this process refers to the buffer that the function was given."""
+        """Whether an object of this process refers to the buffer that the function got."""
         return self.holder is not None and self.holder() is not None
 
     def expose(self, size: int) -> memoryview:
-        """The buffer for a function. It dies with the last object that refers to it."""
+        """Return the buffer for a function. The buffer lives until no object refers to it."""
         holder = _array_type(self.size).from_buffer(self.map)
         self.holder = weakref.ref(holder)
         self.exposed = size
         return memoryview(holder).cast("B")[LEAD_BYTES : LEAD_BYTES + size]
 
     def is_back(self) -> bool:
-        """Whether all readers have returned it, or one of them never will (:attr:`is_reusable` is false then)."""
+        """Whether all readers have returned the arena, or one never will (then :attr:`is_reusable` becomes false)."""
         for ledger, count in self.loans.items():
             number, returned = divmod(ledger.other[self.slot], 1 << _COUNT_BITS)
             if number != self.number or returned != count:
@@ -135,11 +135,11 @@ class Placed:
 
     @property
     def place(self) -> Place:
-        """For the message to a reader."""
+        """Location of the value, for the message to a reader."""
         return Place(self.arena.number, self.arena.slot, self.start, self.size)
 
     def copy(self) -> memoryview:
-        """Its bytes, in memory that the next call of this worker may change."""
+        """Return the value's bytes, in memory that the next call of this worker may change."""
         return memoryview(bytearray(self.arena.view[self.start : self.start + self.size]))
 
 
@@ -363,7 +363,7 @@ class _Mapped:
 
 
 class _Loan(weakref.ref[Any]):
-    """A value that is here: a reference to what all its views refer to."""
+    """A borrowed value: a weak reference to the object that all its views refer to."""
 
     __slots__ = ("is_shared", "mapped")
 
@@ -372,7 +372,7 @@ class _Loan(weakref.ref[Any]):
 
 
 class Borrowed:
-    """What a process reads in the arenas of another one. Owned by one thread."""
+    """The values that this process reads in the arenas of another process. Owned by one thread."""
 
     def __init__(self, counts: memoryview) -> None:
         self._counts = counts
@@ -381,10 +381,10 @@ class Borrowed:
         _READERS.add(self)
 
     def view(self, place: Place, memory: MemoryFile | None) -> memoryview:
-        """The bytes of a value. They are returned to the writer when no object refers to them any more.
+        """Return the bytes of a value. They go back to the writer when no object refers to them any more.
 
-        :param memory: the arena; needed when it is the first value from there.
-        :raises ValueError: if there is no such place.
+        :param memory: the arena's file; required for the first value in an arena.
+        :raises ValueError: if the place does not exist.
         """
         mapped = self._mapped.get(place.slot)
         if mapped is None or mapped.number != place.arena:
@@ -458,7 +458,7 @@ def _pagemap() -> int:
 
 @functools.lru_cache(maxsize=64)
 def _ones(count: int) -> int:
-    """Bit 0 of each of so many words."""
+    """Return a mask with bit 0 of each of ``count`` words."""
     return int.from_bytes(b"\1\0\0\0\0\0\0\0" * count, "little")
 
 

@@ -27,9 +27,9 @@ from farcall_endpoint.shared_memory import (
 
 _MOST_FILES: Final = 60
 _MOST_SEGMENTS: Final = 1000
-"""Of files that are passed on. Their table must fit into a packet."""
+"""Maximum number of segments in files that are passed on. Their table must fit into a packet."""
 _MOST_BYTES: Final = 2**53
-"""A body is not larger, and ends there in its files: beyond what a file may have, a number is no length any more."""
+"""Maximum size of a body, and of its end offset in a file. Larger numbers exceed the size of any file."""
 _COUNT: Final = struct.Struct("<I")
 _SEGMENT: Final = struct.Struct("<iQQ")
 _INLINE: Final = -1
@@ -37,9 +37,9 @@ _JOINED: Final = 0
 
 
 def pack(body: Sequence[Frame], *, inline: bool) -> tuple[list[Bytes], list[MemoryFile]]:
-    """What is behind the header of a packet, and the files whose descriptors go with it.
+    """Return the bytes after the header of a packet, and the files whose descriptors go with the packet.
 
-    :param inline: whether its bytes fit into the packet.
+    :param inline: whether the body's bytes fit into the packet.
     """
     passed_on = _passed_on(body)
     own: list[Bytes] = []
@@ -79,9 +79,9 @@ def pack(body: Sequence[Frame], *, inline: bool) -> tuple[list[Bytes], list[Memo
 
 
 def unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> Body:
-    """The body of a packet with descriptors, from what is behind its header.
+    """Return the body of a packet with descriptors, from the bytes after its header.
 
-    :raises ValueError: if it contradicts itself.
+    :raises ValueError: if the bytes contradict each other.
     """
     try:
         (count,) = _COUNT.unpack_from(packet)
@@ -106,7 +106,7 @@ def unpack(packet: memoryview, memories: Sequence[MemoryFile]) -> Body:
 
 
 def ranges_of(body: Body) -> list[SharedBytes]:
-    """For each file that a body is in, its bytes up to the last that belongs to the body."""
+    """Return, for each file of a body, the range from the file's start to the last byte that belongs to the body."""
     if isinstance(body, SharedBytes):
         return [body]
     files: dict[int, SharedBytes] = {}
@@ -119,7 +119,7 @@ def ranges_of(body: Body) -> list[SharedBytes]:
 
 
 def rest_of(body: Body, start: int) -> Body:
-    """A body without its first bytes.
+    """Return a body without its first ``start`` bytes.
 
     :raises ValueError: if it has fewer.
     """

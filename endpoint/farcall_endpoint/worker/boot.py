@@ -1,8 +1,9 @@
-"""Boot of a worker in an environment: what a manager hands over through a Unix socket, instead of by inheritance.
+"""Boot of a worker in an environment: a manager sends variables and descriptors through a Unix socket.
 
-A container's runner may close descriptors and change variables, and a fork of a template has those of the template. So
-the program in the environment connects to the manager (see :mod:`farcall_endpoint.worker.__main__`), and receives one
-message: a :class:`Boot`, and the four descriptors of :class:`Descriptors`.
+Inheritance does not work here. A container's runner may close descriptors and change variables, and a fork of a
+template inherits from the template. So the program in the environment connects to the manager (see
+:mod:`farcall_endpoint.worker.__main__`), and receives one message: a :class:`Boot`, and the four descriptors of
+:class:`Descriptors`.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ import msgspec
 from farcall_endpoint.worker.environment import set_all
 
 SECRET: Final = "k"  # noqa: S105 - a name of a file
-"""The file beside the socket with what the program sends first. Who cannot read it is not the program."""
+"""File in the socket's directory with the secret that the program sends first. Other programs cannot read it."""
 BEGUN: Final = b"begun"
-"""What the program sends when it is the worker: what goes wrong from then on is a matter of its tasks."""
+"""Message of the program when it has become the worker. Later failures belong to its tasks."""
 _MOST_BYTES: Final = 2**20
-"""Longest message; variables and paths of a worker take a few kilobytes."""
+"""Maximum size of a message. Variables and paths of a worker take a few kilobytes."""
 _CONNECT_LIMIT_S: Final = 600.0
-"""A manager that does not answer for so long is gone, or does not want the worker."""
+"""Seconds to wait for the manager's answer. A slower manager is gone, or has dropped the worker."""
 MOST_DESCRIPTORS: Final = 4
-"""Of a message."""
+"""Maximum number of descriptors in a message."""
 
 
 class Descriptors(NamedTuple):
@@ -38,11 +39,11 @@ class Descriptors(NamedTuple):
 
 
 class Boot(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker becomes.
+    """Setup of a worker.
 
-    :param variables: its environment variables.
-    :param merged: whether variables that it has, those of its image, stay where ``variables`` does not name them.
-    :param directory: its working directory, as seen in its environment.
+    :param variables: the worker's environment variables.
+    :param merged: whether existing variables, such as those of an image, stay where ``variables`` does not name them.
+    :param directory: the worker's working directory, as seen in its environment.
     :param namespaces: whether a fork of a template must have mount, process, IPC and host name namespaces of its own.
     """
 

@@ -64,26 +64,26 @@ _MOST_CLAIMS: Final = 4096
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 MOST_ELEMENTS: Final = 1_000_000
-"""Most elements of a value that is spread: as many calls as a graph may make."""
+"""Maximum number of elements of a value that is spread: as many as the calls of a graph."""
 _Few = msgspec.Meta(max_length=1_000)
 _Many = msgspec.Meta(max_length=10_000)
 _Elements = msgspec.Meta(max_length=MOST_ELEMENTS)
-"""How many items a packet of a worker has. The decoder checks the number first: empty items take no bytes to send, and
-8 bytes each in the manager's memory."""
+"""Limits for the number of items in a worker's packet. The decoder checks the number first: empty items cost no bytes
+in the packet and 8 bytes each in the manager's memory."""
 
 MANAGER: Final = -1
 ITSELF: Final = -2
-"""In place of the number of a connection: the worker's manager, and the worker itself."""
+"""Values in place of a connection's number: the worker's manager, and the worker itself."""
 
 
 class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An input of a call.
 
-    :param path: its place in the arguments, as in :class:`farcall_common.graphs.Input`.
-    :param parts: sizes of its buffers in the packet's body, behind the payload of the order and the inputs before it.
-    :param is_list: whether it is the list of the values in these buffers, and not the value in the only one.
-    :param awaited: whether another worker sends it (:class:`Delivery`); then it has no buffers here.
-    :param missing: whether the call is made without it.
+    :param path: place in the arguments, see :class:`farcall_common.graphs.Input`.
+    :param parts: sizes of the input's buffers in the packet's body, after the order's payload and the inputs before.
+    :param is_list: whether the input is the list of the values in these buffers, not the value in the only buffer.
+    :param awaited: whether another worker sends the input (:class:`Delivery`); then it has no buffers here.
+    :param missing: whether the call is made without the input.
     """
 
     path: tuple[int | str, ...]
@@ -94,8 +94,8 @@ class InputOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where else a value goes: to the worker behind the connection ``peer`` (:data:`ITSELF`: it stays), as input
-    ``number`` of a call."""
+    """Additional destination of a value: input ``number`` of a call, in the worker at the connection ``peer``
+    (:data:`ITSELF`: the same worker)."""
 
     peer: int
     task_id: str
@@ -103,17 +103,16 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What is special about an order that is a call of a graph, or of a running task.
+    """Part of an order that only calls have: calls of a graph, or of a running task.
 
-    :param inputs: in the order of the stage.
-    :param is_edge: whether its value goes to other calls, in buffers of its own and in binary, and not to the
-        submitter.
-    :param spread: whether the elements of its value go to other calls one by one, each in a buffer.
-    :param room_bytes: how much of its value may be in memory; what is more goes to a file on disk.
-    :param most_bytes: a larger value is an error.
-    :param deliver: which workers get its value from this one.
-    :param is_nested: whether a running task has packed its arguments, in another worker: they are read as values of
-        other calls are.
+    :param inputs: inputs of the call, in the order of the stage.
+    :param is_edge: whether the value goes to other calls, in separate binary buffers, and not to the submitter.
+    :param spread: whether the elements of the value go to other calls one by one, each in a buffer.
+    :param room_bytes: maximum bytes of the value in memory; the rest goes to a file on disk.
+    :param most_bytes: maximum size of the value; a larger value is an error.
+    :param deliver: the workers that get the value from this worker.
+    :param is_nested: whether a running task in another worker has packed the arguments: they are read like the values
+        of other calls.
     """
 
     inputs: tuple[InputOrder, ...] = ()
@@ -456,7 +455,7 @@ class Channel:
         return packet, body if isinstance(body, FrameList) else bytes_of(body)
 
     def receive_shared(self) -> tuple[Packet, Body] | None:
-        """As :meth:`receive`, for a caller that passes large parts on without reading them."""
+        """Receive a packet, but leave large parts in their files, for a caller that passes them on."""
         try:
             size, received, flags, _ = self.socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:

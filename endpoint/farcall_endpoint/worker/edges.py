@@ -1,4 +1,4 @@
-"""Direct edges: values that go from one worker to another, past the manager.
+"""Direct edges: values that go from one worker directly to another, without the manager.
 
 Two workers are connected by a Unix socket pair that the manager made, and by a ledger (:mod:`.arenas`). A message is a
 :class:`Value` in MessagePack behind its length, then the value: its bytes if it is small, else its place in an arena
@@ -31,8 +31,7 @@ INLINE_BYTES: Final = 32 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
 _MAX_HEADER_BYTES: Final = 4096
 _MOST_EARLY: Final = 256
-"""So many values may arrive before a call waits for them: more than the orders of such calls that a socket has room
-for."""
+"""Maximum number of values that arrive before a call waits for them. A socket has room for fewer such orders."""
 _LENGTH: Final = struct.Struct("<I")
 _FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # plain numbers: enums are slow to combine
 _RECEIVE_FLAGS: Final = int(socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)

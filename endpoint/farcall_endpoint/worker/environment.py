@@ -75,7 +75,7 @@ def set_all(variables: Mapping[str, str], *, merged: bool) -> None:
 
 @functools.cache
 def _block_type(number: int) -> type[ctypes.Array[ctypes.c_char_p]]:
-    """With room for so many times 64 variables, less the null at its end."""
+    """Return an array type with room for 64 x ``number`` variables, less the null at the end."""
     return ctypes.c_char_p * (64 * number)
 
 

@@ -46,11 +46,11 @@ class _Placed(NamedTuple):
     sha256: str
     path: Path
     final: Path | None
-    """Of an output of which ``path`` is the draft."""
+    """Final path of an output of which ``path`` is the draft; else None."""
 
     @property
     def shown(self) -> str:
-        """The URL for messages."""
+        """The file's URL for messages."""
         return shown(self.url)
 
 

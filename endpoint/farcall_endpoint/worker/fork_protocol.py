@@ -39,13 +39,13 @@ class Preload(_Packet, frozen=True):
 
 
 class Importing(_Packet, frozen=True):
-    """The import of a module begins: if nothing else follows, it has crashed, or hangs."""
+    """Start of the import of a module. If no other packet follows, the import has crashed or hangs."""
 
     module: str
 
 
 class Imported(_Packet, frozen=True):
-    """What an import cost: seconds, and bytes of resident memory, with all modules that it imported itself."""
+    """Cost of an import, including the imports that it caused: seconds, and bytes of resident memory."""
 
     module: str
     seconds: float

@@ -1,4 +1,4 @@
-"""Inbox of a worker: packets of its manager, also of those that came while a task was running.
+"""Inbox of a worker: packets of its manager, including packets that arrived while a task was running.
 
 The main thread reads packets between tasks. While a task has calls under way, a thread of
 :mod:`~farcall_endpoint.worker.nested` does, and keeps orders for later.
@@ -46,27 +46,27 @@ class Inbox:
         self._worker_id = os.environ.get("FARCALL_WORKER_ID", "")
         self.edges = Edges(channel.fileno())
         self.syncs = 0
-        """Of orders that came before the last Sync, none may be started."""
+        """Number of Sync packets answered. No order that came before the last Sync may be started."""
         self.order: Order | None = None
-        """The task that runs."""
+        """The running task."""
         self.calls: CallsOfTask | None = None
-        """Of the running task, if it has made some."""
+        """Calls of the running task, if it has made any."""
         self.failure: BaseException | None = None
         """Why a packet or a value could not be received during a task: the worker ends after it."""
         self.modules: tuple[Order, ShippedModules] | None = None
-        """Of the last task that came with some."""
+        """Modules of the last task that came with modules."""
         self._kept: collections.deque[Received] = collections.deque()
         self._pid = os.getpid()
         self._lock = _thread.allocate_lock()
         self._sent: Sent | None = None
         self._current: CurrentTask | None = None  # if the task has asked for it
         self.places: TaskPlaces | None = None
-        """Directories of the last task, if it has asked for some."""
+        """Directories of the last task, if it has asked for any."""
 
     def next(self) -> Received | None:
-        """The next packet; None if the manager is gone.
+        """Return the next packet; None if the manager is gone.
 
-        :raises BaseException: the failure to receive an earlier one; what was in it would be missing.
+        :raises BaseException: the failure to receive an earlier packet, whose contents would be missing.
         """
         while True:
             if self.failure is not None:

@@ -162,7 +162,8 @@ def _first_leaf(tree: Any) -> _Leaf:
 
 
 def place_of(order: InputOrder) -> str:
-    """Where an input goes, for people: ``argument 1[2]`` or ``argument 'names'[0]``; positions count from 0 below."""
+    """Describe the place of an input for display: ``argument 1[2]`` or ``argument 'names'[0]``. Arguments count from 1,
+    positions in them from 0."""
     first, *below = order.path
     named = f"argument {first + 1}" if isinstance(first, int) else f"argument {first!r}"
     return named + "".join(f"[{key!r}]" for key in below)

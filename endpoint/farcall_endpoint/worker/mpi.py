@@ -39,10 +39,10 @@ class RanksImpossible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """How many processes on how many nodes.
+    """Numbers of nodes and processes.
 
-    :param nodes: so many whole nodes of the block.
-    :param per_node: processes on each of them.
+    :param nodes: number of whole nodes of the block.
+    :param per_node: number of processes on each node.
     """
 
     nodes: int
@@ -75,8 +75,8 @@ class Ranks:
 class Nodes:
     """The nodes of a block, as one of its workers sees them. A worker has one task at a time, so it takes once.
 
-    :param lock_file: shared by the workers of the block.
-    :param pause: waits for a while, in seconds.
+    :param lock_file: file that the workers of the block share.
+    :param pause: sleeps for a number of seconds.
     """
 
     def __init__(self, names: Sequence[str], lock_file: Path, *, pause: Callable[[float], None] = time.sleep) -> None:
@@ -86,9 +86,9 @@ class Nodes:
 
     @contextlib.contextmanager
     def taken(self, count: int) -> Iterator[list[str]]:
-        """So many nodes for as long as the block lasts; waits until they are free.
+        """Take ``count`` nodes until the ``with`` block ends; wait until they are free.
 
-        :raises RanksImpossible: if there are never so many.
+        :raises RanksImpossible: if the endpoint's blocks have fewer nodes.
         """
         if count > len(self._names):
             raise RanksImpossible(

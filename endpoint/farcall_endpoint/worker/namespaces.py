@@ -50,14 +50,14 @@ _NO_CAPABILITIES: Final = (ctypes.c_uint32 * 6)()
 _MOST_CAPABILITIES: Final = 64
 
 _TEMPORARY: Final = ("/dev/shm", "/run", "/tmp", "/var/tmp")  # noqa: S108 - each child's own
-"""Where a container has directories in memory that programs write to."""
+"""Paths of writable directories that a container may have in memory."""
 _IN_MEMORY: Final = ("tmpfs", "ramfs", "mqueue")
 _LAYERED: Final = ("overlay", "fuse.fuse-overlayfs", *_IN_MEMORY)
-"""What a root is made of that belongs to one container."""
+"""File systems of a root that belongs to one container."""
 _COVER_NOTHING: Final = ("autofs", "binfmt_misc")
-"""File systems that the kernel's own directories in ``/proc`` are for."""
+"""File systems that the kernel expects at its own directories in ``/proc``."""
 _KERNEL_SETTINGS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
-"""Root may write there without any capability: one of them names a program that the kernel runs."""
+"""Paths where root may write without any capability. One of them names a program that the kernel runs."""
 _IFF_UP_RUNNING: Final = 1 | 64
 _SIOCSIFFLAGS: Final = 0x8914
 
@@ -81,8 +81,8 @@ class Mount(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A directory that is new in each child, and what is mounted below it and stays there. ``mode``: its permissions;
-    empty for ``/proc``."""
+    """A directory that is new in each child, and the mounts below it, which stay. ``mode``: its permissions; empty for
+    ``/proc``."""
 
     path: str
     below: tuple[str, ...]
@@ -90,14 +90,14 @@ class Renewed(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What becomes of the mounts of a container: ``renewed`` for each child; ``sealed``, read-only for all."""
+    """Changes to a container's mounts: ``renewed`` mounts are new in each child, ``sealed`` mounts become read-only."""
 
     renewed: tuple[Renewed, ...]
     sealed: tuple[str, ...]
 
 
 class Namespaces(NamedTuple):
-    """What the children of a template are made of. ``own``: a descriptor of its own process namespace; ``renewed``: of
+    """Namespaces of a template's children. ``own``: a descriptor of the template's process namespace; ``renewed``: see
     :class:`Plan`; ``protected``: paths in a new ``/proc`` that are made read-only; ``network``: whether children
     share the template's network."""
 
@@ -108,12 +108,12 @@ class Namespaces(NamedTuple):
 
 
 def plan(mounts: Sequence[Mount], *, writable: Collection[str]) -> Plan:
-    """What forks of a template in a container with these mounts must not share, as fresh containers would not. Pure.
+    """Return the mounts that forks of a template in a container must not share, as fresh containers would not. Pure.
 
-    What lies in memory belongs to the container, unless it is one of the ``writable`` paths: those are the node's, also
-    for fresh ones.
+    Directories in memory belong to the container, unless they are ``writable`` paths: these belong to the node, also in
+    fresh containers.
 
-    :param mounts: in the order in which they were made.
+    :param mounts: mounts of the container, in the order in which they were made.
     :raises OSError: if forks would share the container's root.
     """
     root = next((each for each in reversed(mounts) if each.path == "/"), None)
@@ -364,7 +364,7 @@ def _around(path: str, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def _below(path: str, mounts: Iterable[Mount]) -> tuple[str, ...]:
-    """What is mounted directly below a path: not what is below such a mount."""
+    """Return the mount points directly below a path, without mount points below these."""
     found = sorted(each.path for each in mounts if each.path != path and _is_in(each.path, path))
     return tuple(each for each in found if not any(each != other and _is_in(each, other) for other in found))
 

@@ -1,4 +1,4 @@
-"""Nested calls: what a running task calls, by way of its manager.
+"""Nested calls: calls of a running task, which go through its manager.
 
 A thread reads the manager's packets from the first call of a task to its end: it settles futures, keeps orders of other
 tasks for later, and answers a Sync at once. The manager hears when the task waits, so that others can use its slot:
@@ -74,11 +74,11 @@ class OtherPackets(Protocol):
         """Answer a Sync."""
 
     def buffer(self, size: int) -> memoryview:
-        """Memory for a value."""
+        """Return memory for a value."""
 
 
 class Sent:
-    """What is known for the life of a worker: the functions that its manager has, and the last number of a call."""
+    """State for the lifetime of a worker: the functions that its manager has, and the last number of a call."""
 
     def __init__(self) -> None:
         self._tables: dict[str, FunctionTable] = {}
@@ -86,7 +86,7 @@ class Sent:
         self.numbers = itertools.count(1)
 
     def functions(self, modules: ShippedModules | None) -> FunctionTable:
-        """The functions that are called with these modules: they travel on with each."""
+        """Return the table of functions that tasks call with these modules. The modules are sent with each function."""
         digest = "" if modules is None else modules.digest
         if digest not in self._tables:
             self._tables[digest] = FunctionTable(None if modules is None else _included(modules))
@@ -120,7 +120,6 @@ class CallFuture(GuardedFuture[T]):
             return super().exception(timeout)
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
-        """As :meth:`concurrent.futures.Future.add_done_callback`."""
         with self._condition:
             if not self._has_callbacks and not self.done():
                 self._has_callbacks = True

@@ -387,14 +387,14 @@ class Runner:
         return self._serializer.pieces(value, strategies=self._chosen(order.options.result_serializers))
 
     def _chosen(self, names: tuple[str, ...]) -> Sequence[Strategy] | None:
-        """The strategies that a submitter asks for; None if it asks for none."""
+        """Return the strategies that a submitter asks for; None if it asks for none."""
         if names and names not in self._strategies:
             self._strategies[names] = [strategy_named(name) for name in names]
         return self._strategies.get(names)
 
     def _exception_data(self, order: Order, error: BaseException) -> str | None:
-        """What a function raised, written as its submitter wants results; None if it asks for none of ours. A call that
-        gives its value to others gives them this, too."""
+        """Serialize an exception as its submitter wants results; None if it asks for no serializer of Farcall. A call
+        whose value goes to other calls sends them the exception, too."""
         names = order.options.result_serializers
         if not names and order.call is not None and order.call.is_edge:
             names = _BINARY

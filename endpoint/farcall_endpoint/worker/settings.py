@@ -11,18 +11,18 @@ VARIABLE: Final = "FARCALL_WORKER_SETTINGS"
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a manager decides for each of its workers.
+    """Settings that a manager chooses for each of its workers.
 
     ``sandboxed``: each task runs in a separate directory. ``allowed_serializers``: ids of the strategies that may be
-    read; none stands for the default, which is all, except that arguments must be JSON with ``data_only``, here or in
-    an order. ``native``: plain pickle is read and written on request; for an engine, whose tasks are its own user's.
-    ``reports_imports``: the worker says which modules its tasks import, so that a template can have them already.
-    ``isolation``: the level by which the worker confines itself, empty for the owner's and for those that are confined
-    from outside alone. ``writable``: with some, it reaches nothing but these directories and what is ``readable``.
-    ``temporary``: where the scratch directories of its tasks are made; ``memory``: their directory in the memory file
-    system, empty if they have none; ``is_of_node``: whether other nodes have other ones; ``submitter``: whose these
-    are, empty for the owner. ``block_key``: of the seals of what is in memory, where tasks of another submitter could
-    change it; empty: it has none. ``processes``: arguments of
+    read; empty: all, except that arguments must be JSON with ``data_only``, here or in an order. ``native``: plain
+    pickle is read and written on request; for an engine, whose tasks are its own user's. ``reports_imports``: the
+    worker reports which modules its tasks import, so that a template can import them in advance. ``isolation``: the
+    level by which the worker confines itself; empty for workers of the owner, and for workers that are only confined
+    from outside. ``writable``: if not empty, the worker can access only these directories and ``readable`` paths.
+    ``temporary``: path of its tasks' scratch directories. ``memory``: the tasks' directory in the memory file system;
+    empty: none. ``is_of_node``: whether other nodes have other directories in memory. ``submitter``: submitter that the
+    directories belong to; empty: the owner. ``block_key``: key for seals of blocks in memory, where another submitter's
+    tasks could change the blocks; empty: no seals. ``processes``: arguments of
     :func:`~farcall_endpoint.isolation.process_limits.limit_processes`.
     """
 

@@ -85,16 +85,16 @@ _SETTERS: Final = {
 _RTLD_NOLOAD: Final = 4
 _MT19937_BYTES: Final = 624 * 4
 _REHEARSALS: Final = 10
-"""So often Python runs code before it has specialized it."""
+"""Number of runs after which Python has specialized a function's code."""
 _set_handler: Final = _signal.signal
-"""The function in C: the one around it turns its arguments and its answer into enums."""
+"""The C function. Its wrapper in ``signal`` converts arguments and result to enums, which is slow."""
 _SECONDS_MORE: Final = 5
-"""The manager, which can say why, comes first."""
+"""Seconds after the import limit at which the template ends itself. The manager can report why, so it acts first."""
 _OWN: Final = (
     *("farcall_endpoint.isolation.confinement", "farcall_endpoint.isolation.landlock"),
     *("farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
 )
-"""What a worker itself imports when it needs it."""
+"""Modules that a worker itself imports on demand."""
 
 
 def main(control: int) -> NoReturn:
@@ -108,7 +108,7 @@ def main(control: int) -> NoReturn:
 
 
 def boot(path: str, find_packages: Callable[[], object]) -> NoReturn:
-    """As :func:`main`, after connecting to the manager's Unix socket."""
+    """Connect to the manager's Unix socket, and serve the manager; see :func:`main`."""
     connection = connect(path)
     find_packages()
     main(connection.detach())

@@ -48,7 +48,7 @@ class Usage:
         return resident, held(resident, self._mounts)
 
     def peak_bytes(self) -> int:
-        """The most that the worker's own process held at a time since :meth:`begin`, beyond what it held then."""
+        """Return the peak memory of the worker's own process since :meth:`begin`, beyond its memory at that time."""
         resident_bytes, peak_bytes = _resident_and_peak()
         highest = peak_bytes if peak_bytes > self._peak_before_bytes else resident_bytes
         return max(0, highest - self._began_bytes)
