@@ -69,7 +69,7 @@ _err = Console(stderr=True, highlight=False)
 
 
 def _names(context: typer.Context) -> list[str]:
-    """For the shell's completion."""
+    """Return the names of endpoints, for the shell's completion."""
     home = context.find_root().params.get("config_dir") or find_home(os.environ)
     return [directory.name for directory in list_endpoints(home)]
 

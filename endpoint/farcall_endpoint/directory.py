@@ -349,16 +349,16 @@ class EndpointDirectory:
             _overwrite(path, text)
 
     def read_prewarms(self) -> Sequence[PrewarmRequest]:
-        """What the owner wants warm; nothing if the file is missing or cannot be read."""
+        """Return the owner's pre-warming requests; none if the file is missing or cannot be read."""
         try:
             return _prewarms.decode((self.path / "prewarm.json").read_bytes())
         except (OSError, msgspec.DecodeError):
             return ()
 
     def write_prewarms(self, requests: Sequence[PrewarmRequest]) -> None:
-        """Replace what the owner wants warm.
+        """Replace the owner's pre-warming requests.
 
-        :raises ConfigurationError: if that is not possible.
+        :raises ConfigurationError: if the file cannot be written.
         """
         try:
             write_whole(self.path / "prewarm.json", msgspec.json.encode(requests), mode=0o600)
@@ -410,7 +410,7 @@ class EndpointDirectory:
             return None
 
     def _socket_name(self) -> bytes:
-        """Of the abstract socket that the agent holds. The directory keeps its number when it is moved."""
+        """Name of the abstract socket that the agent holds. It has the directory's inode number, which a move keeps."""
         state = self.path.stat()
         return f"\0farcall-endpoint-{os.getuid()}-{state.st_dev:x}-{state.st_ino:x}".encode()
 
@@ -486,12 +486,12 @@ class EndpointDirectory:
 
     @property
     def script_dir(self) -> Path:
-        """For the scripts and the output of a batch system's jobs."""
+        """Directory for the scripts and the output of a batch system's jobs."""
         return self.path / "submit_scripts"
 
 
 def _socket_holder(name: bytes, *, pid_file: str) -> int | None:
-    """The process on this machine that has a socket of that abstract name, as far as this user may see.
+    """Return the process on this machine that has a socket of that abstract name, if this user may see it.
 
     The name of a socket may contain a line break, with which another user can add false rows to the kernel's list. But
     no other user can make a process of ours open the file, and that is checked too.
@@ -507,7 +507,7 @@ def _socket_holder(name: bytes, *, pid_file: str) -> int | None:
 
 
 def _open_files(process: Path) -> set[str]:
-    """Of a process below /proc; none if it has ended, or is another user's."""
+    """Return the open files of a process, by its directory in /proc; none if it has ended or is another user's."""
     files: set[str] = set()
     with contextlib.suppress(OSError):
         for descriptor in (process / "fd").iterdir():

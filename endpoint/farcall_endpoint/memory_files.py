@@ -20,7 +20,7 @@ _MEMORY_FILE: Final = "/memfd:"
 _DELETED: Final = " (deleted)"
 """Start and end of what the kernel shows in place of a path."""
 _MOST_CHARACTERS: Final = 2**20
-"""Of a table of mounts: a task can make 100,000 of them."""
+"""Maximum characters to read of a table of mounts: a task can make 100,000 mounts."""
 _IN_MEMORY: Final = "tmpfs"
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 _PATH_ONLY: Final = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -55,7 +55,7 @@ class Mounts:
 
     @classmethod
     def of(cls, pid: int | str) -> Mounts:
-        """Those of a process; none if it has ended, or cannot be read."""
+        """Read the mounts of a process; none if it has ended, or if they cannot be read."""
         try:
             with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
                 return cls(file.read(_MOST_CHARACTERS).rpartition("\n")[0])
@@ -94,8 +94,8 @@ def open_files(pid: int | str, mounts: Mounts) -> Iterator[tuple[str, int, int] 
 
 
 def used_bytes(pid: int | str, mount: Mount) -> int:
-    """What the files of a mount take, as a process sees it; 0 if that cannot be read. Follows no links, which could
-    lead out of the process's namespace."""
+    """Return the bytes that a mount's files use, as a process sees the mount; 0 if that cannot be read. Links are not
+    followed, because they could lead out of the process's namespace."""
     try:
         descriptor = os.open(f"/proc/{pid}/root", _PATH_ONLY & ~os.O_NOFOLLOW)
         try:

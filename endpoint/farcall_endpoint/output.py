@@ -19,8 +19,8 @@ _Offset = Annotated[int, msgspec.Meta(ge=0, le=MAX_STREAM_BYTES)]
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an attempt printed: the lengths of the tails of both streams, which are together in one body, and the
-    numbers of all bytes of the streams."""
+    """Sizes of an attempt's output: the lengths of the tails of both streams, which are together in one body, and the
+    total bytes of each stream."""
 
     stdout_tail: _Tail
     stderr_tail: _Tail
@@ -29,7 +29,7 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def tail_bytes(self) -> int:
-        """The length of both tails together."""
+        """Total length of both tails."""
         return self.stdout_tail + self.stderr_tail
 
     def fits(self, body_bytes: int) -> bool:

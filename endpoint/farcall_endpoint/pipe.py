@@ -41,10 +41,10 @@ _MAX_FRAMES: Final = 8192
 _MAX_PASSED_ON: Final = 60
 _COUNT: Final = struct.Struct("<I")
 _PLACE: Final = struct.Struct("<IQ")
-"""Where a frame is: the number of its memory file in the packet, and the byte at which it begins."""
+"""Place of a frame: the number of its memory file in the packet, and the byte at which it begins."""
 _LEAD_BYTES: Final = _COUNT.size + (8 + _PLACE.size) * _MAX_FRAMES
 _FULL: Final = frozenset({errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EMFILE})
-"""Errors that end by themselves: for example, too many descriptors of this account are on their way."""
+"""Temporary errors: for example, too many descriptors of this account are in transit."""
 _PAUSE_S: Final = 0.01
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)  # a plain number: enums are slow to combine
 
@@ -108,7 +108,7 @@ class Pipe:
         return [bytes_of(frame) for frame in frames]
 
     def receive_shared(self) -> list[Frame] | None:
-        """As :meth:`receive`, for a caller that passes large frames on without reading them."""
+        """Receive a packet like :meth:`receive`, for a caller that passes large frames on without reading them."""
         try:
             size, received, _, _ = self._socket.recvmsg_into([self._buffer], ANCILLARY_BYTES, _CLOEXEC)
         except ConnectionResetError:

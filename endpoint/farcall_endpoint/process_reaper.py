@@ -41,7 +41,7 @@ _SET_PDEATHSIG = 1
 """PR_SET_PDEATHSIG."""
 _WITH_PARENT = "--with-parent"
 _GUARD_LIMIT_S = 2.0
-"""A guard that has not ended by then is ended as any other process."""
+"""Time for a guard to end. After that, it is killed like any other process."""
 _SLICE_S = 0.05
 """Time for one tree, before orders are read and the next tree has its turn."""
 _KILL_TREES_S = 0.25
@@ -59,7 +59,7 @@ _GROUP_LIMIT_S = 10.0
 _GROUP_PERIOD_S = 0.02
 """No event says when the last process has left a cgroup of version 1."""
 _LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")  # noqa: PTH110
-"""Not every kernel does (``CONFIG_PROC_CHILDREN``). To read all processes takes long on a large node."""
+"""Whether the kernel lists children (``CONFIG_PROC_CHILDREN``). Reading all processes takes long on a large node."""
 
 
 class Process(NamedTuple):

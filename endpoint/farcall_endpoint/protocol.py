@@ -138,7 +138,7 @@ class BlocksWanted(_Part, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts together."""
+        """Total size of all parts."""
         return sum(end - start for _, start, end in self.parts)
 
 
@@ -171,8 +171,8 @@ class CancelTasks(_Message, frozen=True):
 
 
 class ReturnTasks(_Message, frozen=True):
-    """Give back those of these tasks that wait here for a worker: another node has places for them. Answered by
-    ``returned`` of a Progress; those that have begun, or are about to, stay."""
+    """Return those of the named tasks that still wait for a worker: another node has free slots. The manager answers
+    with ``returned`` of a Progress. Tasks that have begun, or are about to begin, stay."""
 
     task_ids: tuple[str, ...]
 
@@ -202,16 +202,16 @@ class Stop(_Message, frozen=True):
 
 
 class ResultsTaken(_Message, frozen=True):
-    """Results of so many bytes are not in the agent's memory any more. From now on at most ``window_bytes``, and the
-    rest of a result that goes beyond, may be on their way to it."""
+    """The agent has freed ``size_bytes`` of results in its memory. From now on at most ``window_bytes``, and the rest
+    of a result that goes beyond, may be in transit to the agent."""
 
     size_bytes: int
     window_bytes: int
 
 
 class Prewarm(_Message, frozen=True):
-    """Keep so many workers of an environment warm until further notice; 0: as many as tasks need. ``retry``: if it has
-    failed, try it now, and not after the pause."""
+    """Keep ``count`` workers of an environment warm until further notice; 0: as many as tasks need. ``retry``: if the
+    environment has failed, try it now, not after the pause."""
 
     environment: Environment
     count: int
@@ -219,9 +219,9 @@ class Prewarm(_Message, frozen=True):
 
 
 class PrewarmRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """In a file of the endpoint, for its agent: so many workers of an environment are to be warm, busy ones counted.
+    """Request of the owner, in a file of the endpoint: keep ``count`` workers of an environment warm, with busy ones.
 
-    :param node: the host name of the only node for them; empty: they are spread over all.
+    :param node: host name of the only node for the workers; empty: all nodes.
     :param requested_at: epoch second.
     """
 
@@ -286,10 +286,10 @@ class RefuseCalls(_Message, frozen=True):
 
 
 class GivenCall(_Part, frozen=True):
-    """A call of a graph, or of a running task, that another manager runs. ``call`` is what is special about its
-    order, which only managers read. Its ``inputs`` are so many bodies behind that of its payload. ``depth``: how many
-    tasks wait for it. ``callees``: which list of the message; -1: it calls no named functions. ``number``: the agent's,
-    unique while it lives."""
+    """A call of a graph, or of a running task, that another manager runs. ``call``: details of its order, which only
+    managers read. ``inputs``: number of bodies after its payload. ``depth``: number of tasks that wait for it.
+    ``callees``: index of a list in the message; -1: the call calls no named functions. ``number``: the agent's number,
+    unique while the agent lives."""
 
     order: TaskOrder
     call: bytes
@@ -312,9 +312,9 @@ class RunCalls(_Message, frozen=True):
 
 
 class CallEnd(_Part, frozen=True):
-    """How a call has ended. The ``parts`` of its value, or of what was raised, are so many bodies from ``first`` on;
-    the tails of what it ``printed`` are in the body behind them. ``pid``, ``node``: of its worker. ``used``: with the
-    calls that it has made."""
+    """Result of a call. ``parts``: number of bodies of its value or exception, from ``first`` on; the tails of its
+    output (``printed``) are in the next body. ``pid``, ``node``: of its worker. ``used``: usage with the calls that it
+    has made."""
 
     number: int
     task_id: str
@@ -373,15 +373,15 @@ class FilesKey(_Message, frozen=True):
 
 
 class FileCopy(_Part, frozen=True):
-    """Where a manager gets a copy: from another manager's address (``host:port``); empty: from the directory of a task
-    that waits for it, where the endpoint's copy is; None: from nowhere."""
+    """Source of a copy for a manager: another manager's address (``host:port``); empty: the endpoint's copy in the
+    directory of a task that waits for it; None: there is no source."""
 
     content: FileContent
     source: str | None
 
 
 class CopyFiles(_Message, frozen=True):
-    """Get these copies, for which the manager has asked. Each is answered in a FilesReported."""
+    """Get these copies, which the manager has requested. The manager answers each in a FilesReported."""
 
     copies: tuple[FileCopy, ...]
 
@@ -409,7 +409,7 @@ FromAgent = (
 
 
 class Capacity(_Part, frozen=True):
-    """What a node has for its workers together. ``accelerators`` are names as their vendors' tools give them."""
+    """Resources of a node for all its workers. ``accelerators`` are names as their vendors' tools give them."""
 
     cores: int
     memory_bytes: int
@@ -417,14 +417,13 @@ class Capacity(_Part, frozen=True):
 
 
 class Registered(_Message, frozen=True):
-    """First message of a manager: it has so many slots, as part of a block. ``software`` must equal the agent's own.
-    ``ends_at`` is when the block's time is over, where that is known. ``isolation`` of submitters, on this
-    node; ``refusal``: why it refuses tasks of other submitters than the owner, with what it lacks. ``environments``:
-    the technologies that work on the node, and why others that were asked for do not. ``image``: where the node is
-    itself a container (a Kubernetes pod), the key of the only environment that it serves. ``files_address``: where
-    other managers get copies of files (``host:port``); empty if the node keeps none. ``has_blocks``: tasks of other
-    nodes read blocks in its memory. ``latency_workers``: how many
-    workers it may have for tasks with a target, beyond its slots."""
+    """First message of a manager: its slots, as part of a block. ``software`` must equal the agent's own. ``ends_at``:
+    end of the block's time, if known. ``isolation`` of submitters, on this node; ``refusal``: why it refuses tasks
+    of submitters other than the owner, with the missing features. ``environments``: the technologies that work on the
+    node, and why other requested ones do not. ``image``: if the node is itself a container (a Kubernetes pod), the key
+    of the only environment that it serves. ``files_address``: address at which other managers get copies of files
+    (``host:port``); empty if the node keeps none. ``has_blocks``: tasks of other nodes read blocks in its memory.
+    ``latency_workers``: maximum workers for tasks with a latency target, beyond its slots."""
 
     manager_id: str
     software: str
@@ -594,8 +593,8 @@ class ValkeyRequested(_Message, frozen=True):
 
 
 class WaitingForFiles(_Part, frozen=True):
-    """A task that waits for copies of so many ``contents`` with ``total_bytes``. ``left`` of them, with ``left_bytes``,
-    are not there yet."""
+    """A task that waits for copies of a number of ``contents`` with ``total_bytes``. ``left`` of them, with
+    ``left_bytes``, are not there yet."""
 
     task_id: str
     contents: int
@@ -605,13 +604,14 @@ class WaitingForFiles(_Part, frozen=True):
 
 
 class FilesReported(_Message, frozen=True):
-    """What has changed among the copies of a node.
+    """Changes among the copies of files on a node.
 
-    ``wanted``: tasks wait for these, each is answered in a CopyFiles. ``dropped``: they do not any more. ``have``: they
-    are there now. ``failed``: they could not be had from the source that the agent named, and whether that could be
-    reached. ``gone``: they were removed to make room. ``waiting``: tasks that wait for copies, some at most.
-    ``copies``: of files that are here or on their way, with ``copies_bytes`` of the node's budget. ``missed``: so many
-    tasks read the endpoint's copies instead since the last report, for the last time because of the ``problem``.
+    ``wanted``: contents that tasks wait for; the agent answers each in a CopyFiles. ``dropped``: contents that no task
+    waits for any more. ``have``: new copies. ``failed``: contents that the node could not get from the agent's source,
+    and whether the source could be reached. ``gone``: copies that were removed to make room. ``waiting``: some of the
+    tasks that wait for copies. ``copies``: number of copies that are here or on their way, with ``copies_bytes`` of the
+    node's budget. ``missed``: number of tasks that read the endpoint's copies instead since the last report;
+    ``problem``: the last reason.
     """
 
     wanted: tuple[FileContent, ...] = ()

@@ -21,7 +21,7 @@ _FD_BYTES: Final = array.array("i").itemsize
 ALIGNMENT_BYTES: Final = 64
 """Large parts begin at its multiples: what is in them may be used where it is."""
 _COPIED_BYTES: Final = 16 * 1024
-"""To map a file takes as long as to copy so many bytes."""
+"""Number of bytes whose copy takes as long as mapping a file."""
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _FD_BYTES)
 
 
@@ -101,9 +101,9 @@ class MemoryFile:
 
 
 class LentFile(MemoryFile):
-    """One whose writer uses it again, when it is gone here.
+    """A memory file that its writer reuses when this process has freed it.
 
-    :param returned: called at its end; with True if others may have it still, because it was passed on or mapped.
+    :param returned: called at its end; with True if others may still have it, because it was passed on or mapped.
     """
 
     __slots__ = ("_is_shared", "_returned")
@@ -206,9 +206,9 @@ class FrameList:
 Bytes = bytes | memoryview
 """User bytes: small ones as bytes, large ones as views."""
 Frame = Bytes | SharedBytes
-"""The same, in a process that only passes them on."""
+"""User bytes in a process that only passes them on."""
 Body = Frame | FrameList
-"""What a packet carries."""
+"""Content of a packet."""
 
 
 def bytes_of(frame: Frame) -> Bytes:
@@ -217,7 +217,7 @@ def bytes_of(frame: Frame) -> Bytes:
 
 
 def copy_of(frame: Frame) -> Bytes:
-    """The bytes of a frame, copied if they are in shared memory: they cannot change any more.
+    """Return the bytes of a frame, copied if they are in shared memory, so that they cannot change any more.
 
     :raises OSError: if they cannot be read.
     """

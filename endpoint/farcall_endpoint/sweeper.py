@@ -31,17 +31,17 @@ from farcall_endpoint.worker.places import SHARED
 _logger = logging.getLogger(__name__)
 
 YOUNG_S: Final = 60.0
-"""What was used so lately is never deleted: it may just be in use."""
+"""Files and objects used within this time are never deleted: they may be in use."""
 MOST_FILES: Final = 100_000
-"""Files and directories of each payer: the oldest are deleted, and at once those beyond twice as many."""
+"""Maximum files and directories of each payer: the oldest are deleted. Those beyond twice as many go at once."""
 MOST_DEPTH: Final = 64
-"""Directories below more others than that are deleted."""
+"""Maximum depth of directories. Deeper ones are deleted."""
 _LONGEST_PERIOD_S: Final = 15.0
 _SHORTEST_PERIOD_S: Final = 1.0
 _SLOWER: Final = 20
 _LONGEST_PAUSE_S: Final = 60.0
-"""A sweep may take one part in so many of the time: on a network file system it can take long. But what tasks write
-meanwhile is not limited."""
+"""Longest pause after a slow sweep. A pause is :data:`_SLOWER` times as long as the sweep, which is slow on a network
+file system. The limit exists because tasks can write without limit between two sweeps."""
 _MOST_SHARED_BYTES: Final = 64 * 2**30
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK_BYTES: Final = 512
@@ -49,11 +49,11 @@ _NO_PAYERS: Final[Mapping[str, str]] = {}
 
 
 class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept.
+    """Limits of the data that submitters keep.
 
-    :param shared_bytes: of all shared directories; None: half of what their file system has room for, at most 64 GiB.
-    :param memory_bytes: of all directories in memory; None: a quarter of the memory file system.
-    :param retention_s: after the last use of a file.
+    :param shared_bytes: size of all shared directories; None: half of the free space there, at most 64 GiB.
+    :param memory_bytes: size of all directories in memory; None: a quarter of the memory file system.
+    :param retention_s: time to keep a file after its last use.
     :param max_age_s: the same for objects that stay until they are evicted.
     """
 
@@ -139,8 +139,8 @@ def choose(
 
 
 def _lifetime_s(name: str, *, retention_s: float, max_age_s: float) -> float:
-    """For how long a file is kept after its last use: ``retention_s``, unless it is an object whose name says another
-    time. Those that stay until they are evicted are kept for ``max_age_s``, and none for longer."""
+    """Return the seconds to keep a file after its last use: ``retention_s``, or the time in an object's name. Objects
+    that stay until they are evicted are kept for ``max_age_s``, which is also the longest time."""
     try:
         lifetime = lifetime_of(Key(name))
     except InvalidRequest:
@@ -181,7 +181,7 @@ class Sweeper:
         self.memory_bytes = 0
 
     def sweep(self) -> float:
-        """Delete what is to be deleted; seconds until the next sweep."""
+        """Delete old files and files beyond the budgets. Return the seconds until the next sweep."""
         began = time.monotonic()
         try:
             self.shared_bytes = self._sweep_places(list(self._shared_places()), self._shared_budget)
@@ -291,8 +291,8 @@ def _places_in(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def _files_of(place: str, top: int, *, most: int) -> Iterator[StoredFile]:
-    """All files below a directory, and the directories, but for those directly in it. What is too deep is removed, and
-    what is more than so many: else that would not be known."""
+    """Yield all files and directories below a directory, apart from those directly in it. Files below too many
+    directories, and files beyond ``most``, are removed, because otherwise nothing would count them."""
     pending: list[tuple[str, ...]] = [()]
     with _opened_below(top) as below:
         while pending:
@@ -430,7 +430,7 @@ def _opened(name: str, below: int | None = None) -> Iterator[int | None]:
 
 
 def _open(name: str, below: int | None) -> int | None:
-    """A directory, which is no link if it is below another one; None if there is none."""
+    """Open a directory, which must not be a link if it is below another one; None if there is none."""
     with contextlib.suppress(OSError):
         if below is None:
             return os.open(name, _DIRECTORY & ~os.O_NOFOLLOW)

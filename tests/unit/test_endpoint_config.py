@@ -439,7 +439,7 @@ def test_files_are_copied_unless_the_owner_or_the_provider_forbids_it() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("files: {node_cache: 10, node_dir: scratch}", "'scratch' is no absolute path"),
+        ("files: {node_cache: 10, node_dir: scratch}", "'scratch' is not an absolute path"),
         ("files: {node_dir: /scratch}", "nodes keep no copies"),
         ("files: {node_cache: -1}", "files.node_cache"),
         ("files: {storages: [{url: lab}]}", "files.storages[0]: 'lab' is not the beginning of a URL"),

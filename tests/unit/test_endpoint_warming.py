@@ -315,8 +315,8 @@ def test_a_policy_of_ones_own(module: types.ModuleType) -> None:
         ("warming-awere", "no policy 'warming-awere'.*Did you mean 'warming-aware'"),
         ("no_such_module_here:Policy", "no_such_module_here cannot be imported"),
         ("my_policies:Missing", "my_policies has no class 'Missing'"),
-        ("my_policies:Wrong", "is no policy: TypeError"),
-        ("my_policies:NoPlace", "is no policy: AttributeError"),
+        ("my_policies:Wrong", "as a policy: TypeError"),
+        ("my_policies:NoPlace", "as a policy: AttributeError"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_a_sentence(module: types.ModuleType, spec: str, says: str) -> None:

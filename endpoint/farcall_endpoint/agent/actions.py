@@ -19,7 +19,7 @@ from farcall_endpoint.protocol import CancelTasks as CancelCalls
 from farcall_endpoint.staging.orders import Order
 
 CallMessage = TakeCalls | RefuseCalls | RunCalls | CallNews | CancelCalls | ManagerGone
-"""What the agent sends managers about calls of graphs and running tasks."""
+"""Messages from the agent to a manager about function calls of graphs and of running tasks."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class ReturnTasks(Action, frozen=True):
 
 
 class Prewarm(Action, frozen=True):
-    """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
+    """Let a manager keep ``count`` workers of an environment warm; with ``retry`` also if it has just failed."""
 
     manager_id: str
     environment: Environment

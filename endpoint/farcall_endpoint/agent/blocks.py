@@ -65,7 +65,7 @@ class Monitor:
 
     @property
     def nodes(self) -> list[NodeLoad]:
-        """Those of all blocks, with what is to be expected of blocks without managers."""
+        """The nodes of all blocks. A block without managers counts as one node with its expected slots."""
         return [
             node for block in self.blocks for node in block.nodes or [NodeLoad(block.slots or self.slots_per_block)]
         ]
@@ -73,8 +73,8 @@ class Monitor:
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """The decision of a policy: so many blocks more, and these released. ``images``: those of the new ones, where
-    blocks have images. ``drain``: these get no new tasks, and can be released when they have none."""
+    """The decision of a policy: ``more`` blocks to start and blocks to release. ``images``: images of the new blocks,
+    if blocks have images. ``drain``: blocks that get no new tasks and can be released when they have none."""
 
     more: int = 0
     release: tuple[str, ...] = ()
@@ -105,9 +105,9 @@ class SimpleScaling:
         self._idle_release_s = idle_release_s
 
     def scale(self, monitor: Monitor) -> Scaling:
-        """As :meth:`ScalingPolicy.scale`. A block that has a task, or is still starting, is never released; one that is
-        idle for long though tasks wait is useless to them: they need more time than it has left, or another node. One
-        that is warm for them is released after others."""
+        """Release only blocks without tasks that have started. If a block stays idle although tasks wait, they need
+        more time than it has left, or another node: it is released, too. Blocks that are warm for waiting tasks are
+        released last."""
         if monitor.images is not None:
             return self._scale_images(monitor, monitor.images)
         have = len(monitor.blocks)
@@ -136,9 +136,9 @@ class SimpleScaling:
         return len(young) >= _MOST_IN_VAIN
 
     def _scale_images(self, monitor: Monitor, tasks: Mapping[str, int]) -> Scaling:
-        """Each image by its own tasks. New blocks go to the image with the fewest of them; when there are as many as
-        may be, one that is idle, or else one of the image with the most, makes room for an image that has too few.
-        Blocks that are to be there without tasks come after those for tasks, and make room for these only."""
+        """Scale each image by its own tasks. New blocks go to the image with the fewest blocks. At ``max_blocks``, an
+        idle block, or else a block of the image with the most blocks, makes room for an image that has too few.
+        Pre-warmed blocks start after blocks for tasks, and make room only for blocks for tasks."""
         by_image: dict[str, list[BlockLoad]] = {image: [] for image in ("", *tasks, *monitor.prewarmed)}
         for block in monitor.blocks:
             by_image.setdefault(block.image, []).append(block)
@@ -176,13 +176,13 @@ class SimpleScaling:
         return Scaling(release=tuple(block.block_id for block in long[: max(0, total - self._min_blocks)]))
 
     def _missing(self, tasks: int, blocks: Sequence[BlockLoad], monitor: Monitor) -> int:
-        """How many blocks an image with so many tasks lacks."""
+        """Return the number of blocks that an image lacks for its tasks."""
         slots = sum(block.slots or monitor.slots_per_block for block in blocks)
         return max(0, math.ceil((tasks * self._parallelism - slots) / max(1, monitor.slots_per_block)))
 
     def _drain_one(self, by_image: Mapping[str, Sequence[BlockLoad]], lacking: str) -> Scaling:
-        """One block of the image that has the most gets no new tasks, and is released when it has none; not before it
-        has worked for a while, so that two images do not take it from each other all the time."""
+        """Drain one block of the image with the most blocks, and release it when it has no tasks. The block must have
+        worked for a while, so that two images do not take it from each other all the time."""
         most = max(by_image.values(), key=len)
         old = [block for block in most if block.age_s is not None and block.age_s >= _DRAIN_AFTER_S]
         if not old or (by_image[lacking] and len(most) < len(by_image[lacking]) + 2):
@@ -193,7 +193,7 @@ class SimpleScaling:
 
 
 def _prewarmed_blocks(by_image: Mapping[str, Sequence[BlockLoad]], monitor: Monitor) -> set[str]:
-    """Those blocks that are to be there also without tasks."""
+    """Return the blocks that the owner's pre-warming requests need, also without tasks."""
     kept = set[str]()
     for image, slots in monitor.prewarmed.items():
         for block in sorted(by_image[image], key=lambda each: each.idle_s or 0.0):
@@ -206,7 +206,7 @@ def _prewarmed_blocks(by_image: Mapping[str, Sequence[BlockLoad]], monitor: Moni
 _NODE: Final = NodeLoad()
 _MOST_IN_VAIN: Final = 2
 _DRAIN_AFTER_S: Final = 60.0
-"""A block works for so long before it makes room for one of another image."""
+"""Seconds that a block works before it makes room for a block of another image."""
 _HASTY_S: Final = 1.0
 """A block whose managers last no longer than this is not replaced at once."""
 _MAX_BACKOFF_S: Final = 60.0
@@ -334,7 +334,7 @@ class Blocks:
         return True
 
     def _leave_out(self, unwanted_s: float) -> None:
-        """No block was wanted for so long: that is no time of failures."""
+        """Leave the time in which no block was wanted out of the time of failures."""
         if self._failing_since is not None:
             self._failing_since += unwanted_s
         if self._refused_since is not None:
@@ -351,9 +351,9 @@ class Blocks:
         prewarmed: Mapping[str, int] = _NONE,
         nodes: Mapping[str, NodeLoad] = _NONE,
     ) -> Orders:
-        """What to do now.
+        """Return the blocks to start and to release now.
 
-        :param tasks: that wait or run.
+        :param tasks: waiting and running tasks.
         :param busy: blocks that have a task, or start their first worker or an environment that tasks wait for.
         :param images: the tasks of each image, where a block runs one.
         :param limited, prewarmed, nodes: see :class:`~farcall_endpoint.agent.demand.Demand`.

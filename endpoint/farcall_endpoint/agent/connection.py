@@ -62,7 +62,7 @@ _FIRST_WAIT_S: Final = 0.4
 _LONGEST_WAIT_S: Final = 30.0
 _HELLO_LIMIT_S: Final = 15.0
 _STABLE_S: Final = 1.0
-"""A session that lasted for so long was a good one; one that did not counts as a failure."""
+"""Least duration of a successful session. A shorter session counts as a failure."""
 _TICKET_MARGIN_S: Final = 60.0
 _IN_USE_PAUSE_S: Final = 1.0
 _IN_USE_LIMIT_S: Final = 10.0
@@ -70,7 +70,7 @@ _IN_USE_LIMIT_S: Final = 10.0
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a forwarder is, and the CURVE key (Z85) that it must have."""
+    """Address of a forwarder, and the CURVE public key (Z85) that the forwarder must prove to own."""
 
     address: str
     server_key: str
@@ -88,7 +88,7 @@ class Started(Event, frozen=True):
 
 
 class ApiAnswered(Event, frozen=True):
-    """The API named forwarders, and issued a ticket that is valid for so many seconds."""
+    """The API named forwarders, and issued a ticket with its validity in seconds."""
 
     forwarders: tuple[Address, ...]
     ticket: str

@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     from farcall_endpoint.agent.signatures import SignatureCheck
 
 _LOOK_AGAIN_S: Final = 0.1
-"""While tasks of an environment wait, the policy is asked so often: time alone may change what is best."""
+"""Period of calls of the policy while tasks of an environment wait: time alone may change the best placement."""
 _TAKE_BACK_S: Final = 0.25
-"""How often tasks are looked for that wait behind long ones while other nodes have places."""
+"""Period of the search for tasks that wait behind long ones while other nodes have free slots."""
 _LATENCY_DEPTH: Final = 8
-"""Tasks with a target that wait at a manager for each of its workers for them: it knows best which comes first."""
+"""Tasks with a latency target to keep at a manager per worker for such tasks. The manager decides their order."""
 _MOST_ASIDE: Final = 1000
-"""So many tasks that wait for a retry or for files do not count as held, so that the workers get others meanwhile."""
+"""Tasks waiting for a retry or for files that do not count as held, so that the workers get other tasks meanwhile."""
 
 
 class AgentCore:
@@ -209,7 +209,7 @@ class AgentCore:
         return self._space.problem
 
     def held(self) -> tuple[HeldTask, ...]:
-        """For the Hello: every task of the spool."""
+        """Every task of the spool, as the Hello message to the forwarder lists it."""
         return self._held.for_hello()
 
     def task(self, task_id: str) -> Task | None:
@@ -322,11 +322,11 @@ class AgentCore:
         return [key for key in self._queue.waiting if key not in present and self.image_of(key)]
 
     def known_environments(self) -> list[Environment]:
-        """Those of tasks that came lately, the latest first, behind the default."""
+        """Return the default environment, then the environments of recent tasks, the latest first."""
         return self._environments.known()
 
     def prewarmed(self) -> list[dict[str, object]]:
-        """What the owner wants warm, and how far that is."""
+        """Return the owner's pre-warming requests with their progress."""
         return self._prewarming.describe(self._managers, problem=self._nodes_problem)
 
     def waiting_reasons(self, now: float) -> list[dict[str, object]]:
@@ -587,7 +587,7 @@ class AgentCore:
         return bool(principals)
 
     def _read(self, task: Task, payload: Bytes) -> ErrorRecord | None:
-        """Note what is to be known of a task's files and graph, if it has these; why it cannot run, if so."""
+        """Read a task's files and graph, if it has any. Return an error if the task cannot run."""
         if has_files(payload):
             found = self._staging.read(payload)
             if isinstance(found, ErrorRecord):
@@ -596,7 +596,7 @@ class AgentCore:
         return self._read_graph(task, payload) if task.spec.options.callees else None
 
     def _read_graph(self, task: Task, payload: Bytes) -> ErrorRecord | None:
-        """Note what is to be known of a task's graph, if it is one; why it cannot run, if so."""
+        """Read a task's graph, if it has one. Return an error if the task cannot run."""
         found = read_graph(payload, task.spec.options, is_restricted=task.spec.data_only)
         if found is None or isinstance(found, ErrorRecord):
             return found

@@ -91,9 +91,9 @@ def demand_of(
 def missing_slots(
     tasks: int, limited: Mapping[str, int], nodes: Iterable[NodeLoad], *, parallelism: float = 1.0
 ) -> float:
-    """How many slots are missing if each task should have so much of one; below 0 where more than enough are there.
+    """Return the number of missing slots if each task needs ``parallelism`` of a slot; below 0 if slots are left over.
 
-    A task that a node has counts there as far as its slots go; others anywhere where they can run (a maximum flow).
+    A task at a node counts there as far as its slots go; other tasks count where they can run (a maximum flow).
     """
     nodes = list(nodes)
     if not any(node.unable for node in nodes):
@@ -153,7 +153,7 @@ def _path(
 
 
 def _starting(key: str, members: Mapping[str, ManagerEntry]) -> list[str]:
-    """Where an environment starts that has no worker yet, if it has none anywhere."""
+    """Return the managers where an environment is starting; empty if any manager has a ready worker of it."""
     here = [
         (manager_id, load)
         for manager_id, member in members.items()
@@ -165,8 +165,8 @@ def _starting(key: str, members: Mapping[str, ManagerEntry]) -> list[str]:
 
 
 def _unable(key: str, environment: Environment | None, members: Mapping[str, ManagerEntry]) -> set[str]:
-    """Where an environment cannot run. If it failed wherever it is offered, these nodes count: their managers answer
-    with the problem, or try again when that is due, and another block is no cure."""
+    """Return the managers that cannot run an environment. Managers where it failed are left out if no other is left:
+    they report the problem or try again when that is due, and another block would not help."""
     refusing = {manager_id for manager_id, member in members.items() if member.load.refusal(environment)}
     failing = {
         manager_id

@@ -21,7 +21,7 @@ from farcall_endpoint.protocol import EnvironmentStatus
 MOST_REPORTED: Final = 20
 """Environments of nodes in a report to the cloud, and in the endpoint's status."""
 _MOST_FAILED: Final = 5
-"""Of these, those that have failed: any submitter may name any number that do."""
+"""Failed environments among those reported. The limit is low because a submitter can name any number of them."""
 _MOST_KNOWN: Final = 100
 _REGISTRY_IMAGES: Final = ("docker", "podman", "podman-hpc", "shifter")
 _NO_POD: Final = "it waits for a pod of its image"
@@ -105,7 +105,7 @@ class EnvironmentsSeen:
         return EnvironmentStatus(key, environment.label, environment.type, text=_NO_POD, since=seen.since or 0.0)
 
     def finished(self, key: str, durations_s: Sequence[float], *, now: float) -> None:
-        """Tasks of an environment have finished, and ran so long."""
+        """Record the run times of finished tasks of an environment."""
         seen = self._seen.get(key)
         if seen is not None:
             seen.durations.observe_all(durations_s)
@@ -178,9 +178,9 @@ class ProblemsLogged:
         self._problems: dict[str, dict[str, str]] = {}
 
     def changes(self, manager_id: str, statuses: Iterable[EnvironmentStatus] | None) -> list[tuple[int, str]]:
-        """What is to be logged, with its level, of the environments that a manager has reported.
+        """Return log levels and lines about new problems of a manager's environments.
 
-        :param statuses: of all that its node knows; None: unchanged.
+        :param statuses: states of all environments that its node knows; None: unchanged.
         """
         if statuses is None:
             return []
@@ -224,7 +224,7 @@ def report_environments(
 
 
 def _statuses(member: ManagerEntry, seen: EnvironmentsSeen) -> Iterator[EnvironmentStatus]:
-    """What a node has: as its manager reported, or of a pod the workers in its image."""
+    """The environments of a node, as its manager reported them. In a pod, the workers run in the pod's image."""
     yield from member.environments
     environment = seen.get(member.load.image) if member.load.image else None
     if environment is not None:

@@ -158,13 +158,13 @@ class ManagerRegistered(Event, frozen=True):
 
 
 class ManagersDraining(Event, frozen=True):
-    """From now on these managers get no task, and all others do: their blocks are wanted for another image."""
+    """Managers that get no more tasks, because their blocks make room for another image. All other managers do."""
 
     manager_ids: Sequence[str]
 
 
 class PrewarmRequested(Event, frozen=True):
-    """Workers that the owner wants warm: these, and no others."""
+    """The complete list of the owner's pre-warming requests. It replaces the former list."""
 
     requests: Sequence[PrewarmRequest]
 
@@ -365,7 +365,7 @@ def _nameless(graph: GraphProgress) -> GraphProgress:
 
 
 def _masked_needs(graph: GraphNeeds) -> GraphNeeds:
-    """What is known of a graph, in the same way."""
+    """A graph's requirements without the credentials and texts that its submitter wrote into its options."""
     return msgspec.structs.replace(
         graph,
         environments=tuple([each and without_credentials(each) for each in graph.environments]),

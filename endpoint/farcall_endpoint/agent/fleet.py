@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 _MAX_KNOWN_FUNCTIONS: Final = 1024
 _MAX_BATCH_BYTES: Final = 32 * 1024 * 1024
 _NODE_FILE_BYTES: Final = 400
-"""What a file of a task takes in a message, at most."""
+"""Maximum size of the entry for one file of a task in a message."""
 _RESULTS_MEMORY_BYTES: Final = 256 * 10**6
 _LEAST_WINDOW_BYTES: Final = 2**20
 _TICK_S: Final = 0.5
@@ -44,11 +44,11 @@ _NOT_STAGED: Final = "/"
 _NOWHERE: Final = "127.0.0.1:0"
 """In place of the address of a manager that has ended: nothing can be reached there."""
 _QUIET_S: Final = 3.0
-"""A manager on another machine that is silent for so long after its block has ended has ended, too."""
+"""Seconds of silence after the end of a block until its managers on other machines count as ended, too."""
 _JOIN_LIMIT_S: Final = 600.0
-"""A block that runs for so long without a manager that reaches the agent is given up."""
+"""Time after which a running block without a manager that reaches the agent is given up."""
 _KILL_AFTER_S: Final = 10.0
-"""A block without managers is killed after so long."""
+"""Time after which a block without managers is killed."""
 
 
 NO_LIMITS: Final = Limits()
@@ -63,7 +63,7 @@ Reported = (
     | protocol.FilesReported
     | protocol.Ending
 )
-"""What a manager tells the agent."""
+"""Messages from a manager to the agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,10 +420,10 @@ class Fleet:
     # -- managers ------------------------------------------------------------------------------------------------------
 
     def receive(self, *, ready: Collection[object], now: float) -> Iterator[tuple[str, Reported, list[Frame]]]:
-        """What managers report: id, message, bodies. One of another version is sent away, and so is one that is not of
-        this fleet any more, or was of an earlier agent's: whatever it had is being done elsewhere.
+        """Yield the reports of managers: id, message, bodies. A manager of another version is sent away, and so is a
+        manager of an earlier agent or one that this fleet has given up: its tasks run elsewhere.
 
-        :param ready: what the poller found readable.
+        :param ready: sockets that the poller found readable.
         """
         unsent, self._unsent = self._unsent, []
         for manager_id, failed in unsent:
@@ -565,7 +565,7 @@ class Fleet:
         return msgspec.structs.replace(self._limits or NO_LIMITS, in_image=True)  # the node itself is the container
 
     def prewarm(self, manager_id: str, environment: Environment, count: int, *, retry: bool) -> None:
-        """Let a manager keep so many workers of an environment warm; with ``retry`` also if it has just failed."""
+        """Let a manager keep ``count`` workers of an environment warm; with ``retry`` also if it has just failed."""
         self._links.send(manager_id, protocol.Prewarm(environment, count, retry))
 
     def read_output(self, manager_id: str, request: protocol.ReadOutput) -> None:

@@ -33,7 +33,7 @@ from farcall_endpoint import outcomes
 from farcall_endpoint.shared_memory import Bytes
 
 MOST_ENVIRONMENTS: Final = 20
-"""Of the stages of one graph. Each may be an image that a node has to prepare."""
+"""Maximum number of environments in one graph. Each may be an image that a node has to prepare."""
 MOST_NAME: Final = 100
 _MOST_TEXT: Final = 1000
 _MOST_TRACEBACK: Final = 4000
@@ -65,15 +65,15 @@ class StageNeeds(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GraphNeeds(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent has to know of a graph. The spool keeps it, so that a graph is read once.
+    """Requirements of a graph that the agent needs. The spool keeps them, so that a graph is read once.
 
-    :param stages: how many it has.
-    :param width: how many of its calls may run at the same time: those of its widest layer. A map counts as
-        :data:`~farcall_common.graphs.MAX_CALLS`: how many calls it makes is known when it runs.
-    :param once: whether one of its stages may not run twice: then the graph may not, either.
-    :param walltime_s: the limit of the task, else the longest one of a call; None if a call has none.
-    :param environments: those of its stages, the one of most stages first; None: the endpoint's default.
-    :param options: different ones that its stages have of their own, as far as an endpoint may refuse them.
+    :param stages: number of stages.
+    :param width: number of calls that may run at the same time: those of its widest layer. A map counts as
+        :data:`~farcall_common.graphs.MAX_CALLS`, because its number of calls is known when it runs.
+    :param once: whether one of its stages, and therefore the graph, must not run twice.
+    :param walltime_s: time limit of the task, else the longest limit of a call; None if a call has no limit.
+    :param environments: environments of its stages, that of most stages first; None: the endpoint's default.
+    :param options: different options of its stages, as far as an endpoint may refuse them.
     """
 
     stages: int
@@ -85,12 +85,12 @@ class GraphNeeds(msgspec.Struct, frozen=True, array_like=True):
 
 
 def read_graph(payload: Bytes, options: TaskOptions, *, is_restricted: bool = False) -> GraphNeeds | ErrorRecord | None:
-    """What an agent has to know of a task's graph, or why it cannot run; None if the payload is no graph.
+    """Read the requirements of a task's graph. Return an error if it cannot run, None if the payload is not a graph.
 
-    :param options: of the task. Those of a stage take their place, apart from its environment, which is that of its
-        function if it names none, and from the limit of time, which is one of the whole graph, too.
-    :param is_restricted: whether the service has a list of functions for the endpoint. It has checked the environments
-        of those, and cannot see one that a stage names: an image of the submitter's choice runs other code.
+    :param options: options of the task. The options of a stage replace them, with two exceptions: a stage without an
+        environment uses that of its function, and the task's time limit holds for the whole graph, too.
+    :param is_restricted: whether the service has a list of functions for the endpoint. The service has checked the
+        environments of these functions, but cannot see the environment of a stage, which could run other code.
     """
     payload = without_files(payload)
     if not is_graph(payload):

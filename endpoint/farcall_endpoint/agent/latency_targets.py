@@ -90,11 +90,11 @@ class LatencyTargets:
             self.targets.measured(spec, total_s=total_s - finished.start_s, run_s=run_s)
 
     def weighed(self, manager_id: str, status: CpuSharesStatus) -> None:
-        """What a manager says of its latency classes."""
+        """Record the state of a manager's latency classes, as the manager reported it."""
         self._by_manager[manager_id] = status
 
     def lost(self, manager_id: str) -> None:
-        """A manager is gone."""
+        """Forget a manager that is gone."""
         self._by_manager.pop(manager_id, None)
 
     def report(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ _PACKAGES: Final = ("cloudpickle", "dill", "farcall-common", "farcall-endpoint",
 
 
 def capabilities(*, signed_functions: bool = False, containers: tuple[str, ...] = ()) -> Capabilities:
-    """What this endpoint can read and run."""
+    """Return the capabilities of this endpoint: its Python, platform, serializers, packages and containers."""
     return Capabilities(
         python_version=platform.python_version(),
         software_version=importlib.metadata.version("farcall-endpoint"),
@@ -245,7 +245,7 @@ def _has_memory(config: Config) -> bool:
 
 
 def _node_memory_options(config: Config) -> list[str]:
-    """Those of managers whose nodes have each a memory of their own."""
+    """Return the command-line options of managers on nodes that do not share the agent's memory."""
     is_local = isinstance(config.engine.provider, LocalProviderConfig)
     return [] if is_local or config.data.memory == 0 else ["--node-memory"]
 
@@ -253,7 +253,7 @@ def _node_memory_options(config: Config) -> list[str]:
 def check_storages(config: Config) -> None:
     """Make sure that the storages for files of tasks have the options that they need.
 
-    :raises ConfigurationError: if one has not.
+    :raises ConfigurationError: if options of a storage are missing or invalid.
     """
     if not any(each.options for each in config.files.storages):
         return
@@ -275,7 +275,7 @@ def check_storages(config: Config) -> None:
 
 
 def readable_files(config: Config, directory: EndpointDirectory, memory: MemoryRoot) -> ReadableFiles | None:
-    """What tasks at other endpoints may read here; None: nothing."""
+    """Return the files that tasks at other endpoints may read from this endpoint; None if they may read none."""
     if not (config.files.enabled and config.files.serve):
         return None
     settings = transfer_settings(config, directory)
@@ -288,7 +288,7 @@ def readable_files(config: Config, directory: EndpointDirectory, memory: MemoryR
 
 
 def transfer_settings(config: Config, directory: EndpointDirectory) -> TransferSettings:
-    """What the transfer process of an endpoint needs to know."""
+    """Return the settings of an endpoint's transfer process."""
     return TransferSettings(
         directory=str(directory.path / "files"),
         working_dir=str(directory.path / config.engine.working_dir),

@@ -316,7 +316,7 @@ class Managers:
             member.load.has_calls = waiting or member.guests > 0
 
     def lend(self, manager_id: str, key: str, calls: int) -> None:
-        """A manager gets so many calls of another one's tasks, in this environment; fewer if below 0."""
+        """Add to the calls that a manager runs for other managers' tasks in an environment; subtract if negative."""
         member = self._members.get(manager_id)
         if member is None or not calls:
             return
@@ -486,9 +486,9 @@ class TaskQueue:
         return placed
 
     def _squeeze_in(self, managers: Sequence[ManagerLoad], *, now: float) -> Iterator[tuple[Task, str]]:
-        """Where more tasks wait at managers than should, since short ones were expected, or tasks wait for calls: a
-        manager takes turns too, so that a submitter that has nothing there need not wait until all of those have
-        run."""
+        """Place tasks of submitters that have no task at any manager, although all managers are full. A manager takes
+        turns between submitters, so these tasks need not wait until all tasks there have run. A manager is overfull
+        if its tasks turn out longer than expected, or wait for calls."""
         full = [manager for manager in managers if manager.free < 0 or (manager.has_calls and manager.free <= 0)]
         while full and (found := self._tasks.take(new_submitters_only=True)) is not None:
             task = found[1]

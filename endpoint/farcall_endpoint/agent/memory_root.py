@@ -14,9 +14,9 @@ _logger = logging.getLogger(__name__)
 
 
 class MemoryRoot:
-    """The root, until :meth:`close`; or nothing, where there is no memory file system that can be written to.
+    """The root, until :meth:`close`; or none, if there is no writable memory file system.
 
-    :param is_wanted: whether there is to be one.
+    :param is_wanted: whether to create the root.
     """
 
     def __init__(self, *, is_wanted: bool) -> None:
@@ -37,17 +37,17 @@ class MemoryRoot:
 
     @property
     def path(self) -> Path | None:
-        """Where it is; None if there is none."""
+        """Path of the directory in memory; None if this endpoint has none."""
         return None if self._directory is None else self._directory.path
 
     def of(self, submitter: str) -> Path | None:
-        """The directory of a submitter, whether or not it exists; None if there is none."""
+        """Path of a submitter's directory, whether or not it exists; None if this endpoint has none in memory."""
         if self._directory is None:
             return None
         return MemoryDirectories(self._directory.path, self.variables[MEMORY_KEY].encode()).path(submitter)
 
     def close(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove the directory with its contents."""
         if self._directory is not None:
             self._directory.remove()
             self._directory = None

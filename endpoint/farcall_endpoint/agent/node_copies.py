@@ -14,13 +14,13 @@ from farcall_endpoint.agent.replicas import Replicas
 from farcall_endpoint.protocol import FileContent, FilesReported, NodeFile, WaitingForFiles
 
 _MOST_CONTENTS: Final = 64
-"""Of a task's files, the largest decide where it is placed."""
+"""Maximum number of a task's files, the largest ones, that decide where it is placed."""
 
 
 def contents_of(files: Sequence[NodeFile], *, submitter: str) -> tuple[FileContent, ...]:
     """The contents that decide where a task is placed.
 
-    :param submitter: as managers name it.
+    :param submitter: the submitter's name at managers.
     """
     largest = sorted(files, key=lambda each: -each.size_bytes)[:_MOST_CONTENTS]
     return tuple(dict.fromkeys([FileContent(submitter, each.sha256, each.size_bytes) for each in largest]))
@@ -73,18 +73,18 @@ class NodeCopies:
             self._waiting[manager_id] = waiting
 
     def take_orders(self) -> Iterator[CopyFiles]:
-        """What has been decided since the last call, by manager."""
+        """Return the orders to copy files since the last call, by manager."""
         orders, self._replicas.orders = self._replicas.orders, []
         for manager_id, several in itertools.groupby(sorted(orders, key=lambda each: each.manager_id), lambda e: e[0]):
             yield CopyFiles(manager_id, tuple(several))
 
     @property
     def has_orders(self) -> bool:
-        """Whether something has been decided."""
+        """Whether orders to copy files wait to be taken."""
         return bool(self._replicas.orders)
 
     def describe(self) -> dict[str, Any]:
-        """For the status: the copies of all nodes, and the tasks that had none, with the last reason."""
+        """Facts for the endpoint's status: copies on all nodes, tasks that got no copy, and the last problem."""
         facts = {
             "node_copies_count": sum(copies for copies, _ in self._use.values()),
             "node_copies_bytes": sum(size_bytes for _, size_bytes in self._use.values()),
@@ -94,8 +94,8 @@ class NodeCopies:
         return {name: value for name, value in facts.items() if value}
 
     def rows(self, tasks: Container[str]) -> Iterator[dict[str, Any]]:
-        """The tasks whose files are copied to their nodes, as :meth:`farcall_endpoint.staging.plan.Staging.report` has
-        others."""
+        """Tasks whose files are being copied to their nodes, in rows like those of
+        :meth:`farcall_endpoint.staging.plan.Staging.report`."""
         for since, waiting in itertools.chain.from_iterable(each.values() for each in self._waiting.values()):
             if waiting.task_id in tasks:
                 yield {

@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 RETENTION_S: Final = 86400.0
 """Seconds for which output is kept."""
 _ROW_BYTES: Final = 200
-"""What a row takes besides its output."""
+"""Size of a database row without its output."""
 _DROPPED_AT_ONCE: Final = 1000
 
 _SCHEMA: Final = """
@@ -119,9 +119,9 @@ class OutputStore:
             self._problem = ""
 
     def read(self, task_id: str, *, stdout_from: int, stderr_from: int, most_bytes: int) -> KeptOutput | None:
-        """What the last attempt of a task printed that printed something and ended; None if it is not kept. Up to
-        ``most_bytes`` of each stream from these offsets on (negative: before the end), or from the first byte that is
-        there."""
+        """Return the output of a task's last attempt that printed something and ended; None if it is not kept. Each
+        stream has up to ``most_bytes``, from its offset on (negative: before the end) or from the first byte that is
+        kept."""
         if self._database is None:
             return None
         try:
@@ -248,5 +248,5 @@ def _size_bytes(kept: Kept) -> int:
 
 
 def _place(offset: int, *, end: int, kept_bytes: int) -> int:
-    """Where an offset in a stream is in its last bytes, which are kept."""
+    """Translate an offset in a stream into an offset in the kept last bytes of the stream."""
     return min(max(0, offset + kept_bytes - (0 if offset < 0 else end)), kept_bytes)

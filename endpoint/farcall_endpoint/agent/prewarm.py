@@ -22,8 +22,8 @@ MOST_REQUESTS: Final = 100
 
 
 def spread(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> dict[str, int]:
-    """Workers by manager: as evenly as the slots of those allow that can run the environment. None on a node where it
-    has a problem, unless there is no other."""
+    """Return workers by manager: as evenly as the slots allow, over the managers that can run the environment. A node
+    where it has a problem gets none, unless there is no other."""
     able = {
         manager_id: member
         for manager_id, member in managers.items()
@@ -49,7 +49,7 @@ def spread(request: PrewarmRequest, managers: Mapping[str, ManagerEntry]) -> dic
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A manager is to keep so many workers of an environment warm. ``retry``: also if it has failed a moment ago."""
+    """Order to a manager: keep ``count`` workers of an environment warm. ``retry``: also if it has just failed."""
 
     manager_id: str
     environment: Environment
@@ -99,7 +99,7 @@ class Prewarming:
         self.is_due = self.is_due or bool(self._requests)
 
     def changes(self, managers: Managers) -> Iterator[Change]:
-        """What to ask of managers now."""
+        """Return the numbers of warm workers to request from managers now."""
         if not self.is_due:
             return
         self.is_due = False
@@ -131,9 +131,9 @@ class Prewarming:
                 yield change
 
     def describe(self, managers: Managers, *, problem: str = "") -> list[dict[str, object]]:
-        """The requests, and how far they are, for the status.
+        """Return the requests and their progress for the status.
 
-        :param problem: why there are no nodes, if so.
+        :param problem: reason why there are no nodes, if so.
         """
         return [
             self._pod_row(request, managers, problem) if self._is_in_pods(request) else self._row(request, managers)
@@ -208,10 +208,9 @@ def _described(
 
 
 def _why(request: PrewarmRequest, members: Collection[ManagerEntry], placed: int, *, others: int) -> tuple[str, bool]:
-    """What the request waits for, or why it cannot be done in full, and whether that is final; empty if nothing is to
-    say.
+    """Explain why a request is not fulfilled, and whether that is final; empty if there is nothing to explain.
 
-    :param others: workers that other requests have or get, if some of this one are missing.
+    :param others: workers that other requests have or get, if some of this request's workers are missing.
     """
     if not members:
         return (f"there is no node {request.node}", True) if request.node else ("there is no node yet", False)

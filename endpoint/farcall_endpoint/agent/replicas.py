@@ -18,16 +18,16 @@ from farcall_endpoint.protocol import FileContent
 ENDPOINT: Final = ""
 """In place of a manager's id: the endpoint's own copy, which all nodes can read."""
 MOST_READERS: Final = 2
-"""Of one source at a time."""
+"""Maximum number of managers that read from one source at the same time."""
 MOST_READS: Final = 4
-"""That a manager gets, or waits for, at a time: so nodes that want the same files get them in the same order, and what
-is to be looked at does not grow with the number of files."""
+"""Maximum number of copies that a manager reads or waits for at the same time. Nodes that want the same files then get
+them in the same order, and the work of a decision does not grow with the number of files."""
 _MOST_FAILURES: Final = 2
-"""So many managers are tried for a copy, then the endpoint's own one."""
+"""Number of managers to try as the source of a copy. After that, the endpoint's own copy is the source."""
 
 
 class CopyOrder(NamedTuple):
-    """A manager is to get a copy from another one, or from :data:`ENDPOINT`; None: there is no source left."""
+    """Order to a manager: read a copy from another manager or from :data:`ENDPOINT`; None: no source is left."""
 
     manager_id: str
     content: FileContent
@@ -114,7 +114,7 @@ class Replicas:
     def failed(self, manager_id: str, content: FileContent, *, reached: bool) -> None:
         """A manager could not get a copy from the source that was named.
 
-        :param reached: whether there was a connection to it; if not, it is no source of this manager any more.
+        :param reached: whether there was a connection; if not, this manager does not use the source any more.
         """
         source = self._reads.get(content, {}).get(manager_id)
         if source is None:

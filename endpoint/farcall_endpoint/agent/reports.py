@@ -39,10 +39,10 @@ from farcall_endpoint.shared_memory import Bytes
 
 
 class CreditWindow:
-    """Of one session at a time.
+    """Credit for tasks that the agent gives the forwarder in one session.
 
-    :param window: tasks to hold here for each slot, so that the way to the cloud is hidden; at most ``limit`` together,
-        but never less than two for each slot.
+    :param window: tasks to hold here per slot, to hide the latency of the cloud: at most ``limit`` in total, but at
+        least two per slot.
     """
 
     def __init__(self, window: PrefetchPolicy, *, limit: int) -> None:
@@ -56,13 +56,17 @@ class CreditWindow:
         self._given = 0
 
     def used(self, count: int) -> None:
-        """So many tasks came, or that much credit was not given after all."""
+        """Record that ``count`` tasks came, or that ``count`` of the credit was not sent after all."""
         self._given -= count
         self._held += count
 
     def grant(self, *, slots: int, held: int) -> int:
-        """Credit to give now, with so many slots and unfinished tasks here. Small change waits until it is worth a
-        message, unless the cloud has none left. It has less than none when tasks came from the reserve."""
+        """Return the credit to give now. A small amount waits until it is worth a message, unless the cloud has no
+        credit left. The given credit is negative when tasks came from the reserve.
+
+        :param slots: workers here.
+        :param held: unfinished tasks here.
+        """
         window = min(slots * (2 + self._window.depth), max(self._limit, 2 * slots))
         due = window - held - self._given
         ended, self._held = max(0, self._held - held), held
@@ -112,7 +116,7 @@ class StatusReports:
 
 
 REPORT_AFTER_S: Final = 0.5
-"""A state that lasts for so long is worth a message."""
+"""Time for which a state must last to be worth a message."""
 _MOST_RETRIES: Final = 10_000
 """Reports of retries that wait for a session; beyond that the oldest are dropped."""
 
@@ -202,18 +206,18 @@ class UploadRetries:
         return self._due[0][0] if self._due else None
 
     def due(self, *, now: float) -> Iterator[Task]:
-        """Those whose time has come."""
+        """Return the tasks whose retry is due."""
         while self._due and self._due[0][0] <= now:
             yield heapq.heappop(self._due)[2]
 
 
 _MAX_BATCH: Final = 1000
 _MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-"""Of results and their records together, far below the limits of a header and of an envelope."""
+"""Maximum size of results and their records in one message, far below the limits of a header and an envelope."""
 
 
 OpenCall = Callable[[TaskSpec, Bytes], tuple[Bytes, OpenedCall | None]]
-"""Returns the arguments of a task, and what is known of their seal."""
+"""Function that returns the arguments of a task, and the opened call if it was sealed or is refused."""
 
 
 def tasks_received(message: RunTasks, frames: Sequence[bytes], open_call: OpenCall | None = None) -> TasksReceived:

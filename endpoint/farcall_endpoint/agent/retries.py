@@ -94,8 +94,8 @@ def may_retry(task: Task, manager_id: str) -> bool:
 
 
 def history_detail(task: Task, finished: Finished) -> dict[str, Any]:
-    """What the history of the task has of its retry. Nothing that a user wrote but the name of the exception's class,
-    and not that if the call was sealed."""
+    """Entry for a retry in the task's history. Of the user's text it has only the name of the exception's class, and
+    not even that if the call was sealed."""
     error = finished.error or {}
     shown = "" if task.answer_key else error_name(str(error.get("exception_type") or error.get("code")))
     detail: dict[str, Any] = {

@@ -23,14 +23,14 @@ from farcall_endpoint.protocol import ReportedProgress
 MOST_REPORTED: Final = 20
 """Graphs in a report to the cloud, and in the endpoint's status."""
 _MOST_STAGES: Final = 10
-"""Of each graph there, one by one."""
+"""Stages of each reported graph that have an entry of their own."""
 _MOST_REPORTED_BYTES: Final = 16 * 1024
 MOST_PROGRESS: Final = 100
 """Tasks whose progress is in a report to the cloud."""
 _MOST_PROGRESS_BYTES: Final = 8 * 1024
-"""Of the texts there, all together."""
+"""Maximum total size of the progress texts in a report."""
 _MOST_KEPT: Final = 1000
-"""Graphs of which the agent keeps how they are."""
+"""Graphs whose state the agent keeps."""
 _REPORT_PERIOD_S: Final = 1.0
 _MOST_COUNT: Final = 2**53
 
@@ -64,12 +64,12 @@ class RunningGraphs:
             self.unchecked.add(task)
 
     def managers_changed(self) -> None:
-        """What managers can run has changed."""
+        """Check again which graphs can run: the environments of managers have changed."""
         mixed = (task for task in self.tasks.values() if task.graph and len(task.graph.environments) > 1)
         self.unchecked.update(mixed)
 
     def extra(self) -> collections.Counter[str]:
-        """By the key of their environment, the slots that graphs can use beyond one for each."""
+        """Count the slots that graphs can use beyond one per graph, by the key of the graph's environment."""
         found: collections.Counter[str] = collections.Counter()
         for task in self.tasks.values():
             if task.graph is not None and task.graph.width > 1 and task.stage is not Stage.STAGING:
@@ -119,11 +119,11 @@ class RunningGraphs:
             self._reported_progress = _progress_rows(self._progress.values())
 
     def report(self) -> list[dict[str, Any]]:
-        """Those that run, the oldest first, some at most."""
+        """Return at most :data:`MOST_REPORTED` running graphs, the oldest first."""
         return [row for row in self._reported if row["task_id"] in self._rows]
 
     def progress(self) -> list[dict[str, Any]]:
-        """How far tasks are that run, those first that have reported it for longest, some at most."""
+        """Return the progress of at most :data:`MOST_PROGRESS` running tasks, the first to report first."""
         return [row for row in self._reported_progress if row["task_id"] in self._progress]
 
     def describe(self) -> list[dict[str, object]]:

@@ -77,7 +77,6 @@ class ChoicePolicy:
         now: float,
         environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,  # noqa: ARG002 - not looked at
     ) -> Placed:
-        """As :meth:`SchedulingPolicy.place`."""
         return place_each(tasks, managers, depth, now, self._choose, by_files=self._by_files)
 
 
@@ -116,7 +115,7 @@ class OwnPolicy:
         now: float,
         environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,
     ) -> Placed:
-        """As :meth:`SchedulingPolicy.place`."""
+        """Place tasks by the user's policy. If it fails or breaks a rule, the default policy takes over."""
         room = sum(max(0, manager.room(depth)) for manager in managers)
         given = list(itertools.islice(tasks, room + MOST_OVERTAKEN)) if room else []
         if not given:
@@ -202,7 +201,7 @@ def load_policy(spec: str, rng: random.Random) -> SchedulingPolicy:
         inspect.signature(own.place).bind([], [], depth=0, now=0.0, environments={})
     except Exception as error:
         raise ConfigurationError(
-            f"scheduling: {spec} is no policy: {type(error).__name__}: {error}.",
-            hint="It takes a random.Random, and has place(tasks, managers, *, depth, now, environments).",
+            f"scheduling: cannot use {spec} as a policy: {type(error).__name__}: {error}.",
+            hint="Write a class with __init__(rng) and place(tasks, managers, *, depth, now, environments).",
         ) from error
     return OwnPolicy(own, WarmingAwarePolicy(rng), name=spec)

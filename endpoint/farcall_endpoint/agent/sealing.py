@@ -26,9 +26,9 @@ _MAX_SEALED_TEXT: Final = 60 * 1024
 """The forwarder cuts off what exceeds 64 KiB: a seal that is cut cannot be opened."""
 _MAX_SEALED_BYTES: Final = _MAX_SEALED_TEXT * 3 // 4 - 64
 _KEPT_CHARACTERS: Final = 3_000
-"""Of message and traceback. JSON takes six bytes for a control character, and both must fit."""
+"""Characters of the message and of the traceback that are kept. JSON may take six bytes per character."""
 _SHORTENED: Final = ("exception_data", "traceback", "reasons", "stderr_tail", "stdout_tail", "hint", "exception_type")
-"""What a record that is too large loses, in this order."""
+"""Fields to remove, in this order, from an error record that is too large."""
 _PLAIN_FIELDS: Final = ("code", "fault", "retryable", "retry_after_s", "attempt", "endpoint_id", "retries_used")
 
 

@@ -77,9 +77,9 @@ _LOGS_PERIOD_S: Final = 10.0
 _LAST_REPORTS_S: Final = 5.0
 _FORGET_PERIOD_S: Final = 3600.0
 _RESERVE: Final = 16
-"""Tasks that the cloud may send although others have used up the credit: of submitters that have none here."""
+"""Tasks that the cloud may send beyond the credit, for submitters that have no task here."""
 _MOST_NODES: Final = 100
-"""So many are shown one by one in the status."""
+"""Maximum number of nodes in the status."""
 _RATE_WINDOW_S: Final = 10.0
 
 
@@ -90,7 +90,7 @@ class Clock:
         self._offset_s = time.time() - time.monotonic()
 
     def monotonic(self) -> float:
-        """For deadlines."""
+        """Seconds of a monotonic clock, for deadlines."""
         return time.monotonic()
 
     def epoch(self) -> float:
@@ -98,18 +98,18 @@ class Clock:
         return time.monotonic() + self._offset_s
 
     def wall(self) -> float:
-        """The system's time, which may jump: for what a program on this machine compares with the system's time."""
+        """The system's time, which may jump, for instants that a program on this machine compares with it."""
         return time.time()
 
 
 class Rate:
-    """From a count that only grows, looked at every now and then. Instants are monotonic seconds."""
+    """Rate of a counter that is read now and then and only grows. Instants are monotonic seconds."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque()
 
     def per_s(self, count: int, *, now: float) -> float:
-        """How fast the count has grown over the last ten seconds, as far as it was looked at."""
+        """Return the growth per second over the readings of the last ten seconds."""
         self._seen.append((now, count))
         while len(self._seen) > 2 and self._seen[1][0] <= now - _RATE_WINDOW_S:
             self._seen.popleft()
@@ -424,7 +424,7 @@ class Agent:
         }
 
     def _about_data(self) -> dict[str, object]:
-        """What tasks keep here, if there is something."""
+        """Sizes of shared and cached data here, and the state of Valkey servers; empty values are left out."""
         sizes = {"shared_bytes": self._sweeper.shared_bytes, "memory_bytes": self._sweeper.memory_bytes}
         if (cache := self._file_transfers.cache_use) is not None:
             sizes |= {"files_cache_bytes": cache.used_bytes, "files_cache_budget_bytes": cache.budget_bytes}
@@ -435,7 +435,7 @@ class Agent:
         }
 
     def _busy_submitters(self) -> set[str]:
-        """The submitters of unfinished tasks; empty for the owner, as managers name it."""
+        """The submitters of unfinished tasks, by their names at managers: empty for the owner."""
         return set(map(self._fleet.owner_or, self._core.busy_submitters()))
 
     def _sweep(self) -> Callable[[], None]:

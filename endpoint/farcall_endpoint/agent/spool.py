@@ -98,21 +98,21 @@ COMMIT;
 _NO_ROOM: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 )
-"""What a file system that takes nothing more looks like. Exceeding a quota, for one, is an I/O error to SQLite."""
+"""SQLite errors of a file system that accepts no more data. An exceeded quota is an I/O error to SQLite."""
 _RESERVE_BYTES: Final = 256 * 1024 * 1024
 _RESERVE_SHARE: Final = 20
 _INCREMENTAL: Final = 2
-"""What SQLite answers where ``auto_vacuum`` is incremental."""
+"""SQLite's value of ``auto_vacuum`` for the incremental mode."""
 _MAX_LOG_BYTES: Final = 16 * 1024 * 1024
 _KEPT_FREE_BYTES: Final = 16 * 1024 * 1024
-"""So much may be free inside the file: it is used again, and to give it back costs time."""
+"""Free bytes to keep inside the file. SQLite reuses them; returning them to the file system is slow."""
 _PAGES_AT_ONCE: Final = 2048
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _FORGOTTEN_AT_ONCE: Final = 64
 
 
 class SpoolUnwritable(Unavailable):
-    """The file system takes nothing more; what was written before is safe."""
+    """The file system accepts no more data. Data that was written before is safe."""
 
     code = "SPOOL_UNWRITABLE"
     default_hint = "Make room where the endpoint's directory is, or raise the quota."
@@ -514,8 +514,8 @@ class Spool:
         return dict(self._database.execute("SELECT key, value FROM meta").fetchall())
 
     def _graph(self, seq: int, spec: TaskSpec, needs: bytes) -> GraphNeeds:
-        """What is known of a task's graph. If its row is damaged, the graph is read again from the task's arguments; if
-        these are damaged, too, it may not run twice."""
+        """Decode the requirements of a task's graph. If its row is damaged, read the graph again from the task's
+        arguments. If these are damaged, too, the graph must not run twice."""
         try:
             return _decode_graph(needs)
         except (msgspec.DecodeError, TypeError) as error:  # TypeError: a column may have another type in SQLite

@@ -24,7 +24,7 @@ from farcall_endpoint.staging.plan import FileList
 
 
 class Stage(enum.Enum):
-    """Where a task is inside the endpoint."""
+    """Stage of a task inside the endpoint."""
 
     FETCHING = enum.auto()
     #: Its files are copied to the endpoint.
@@ -54,8 +54,8 @@ class StoredResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenedCall(msgspec.Struct, frozen=True):
-    """What is known of a call once it was opened: the key of its answers, empty if it was not sealed; or the error of
-    a call that is refused."""
+    """Result of opening a sealed call: the key of its answers, empty if the call was not sealed, or the error if the
+    call is refused."""
 
     answer_key: bytes = b""
     error: dict[str, Any] | None = None
@@ -199,8 +199,8 @@ class Task:
 
 
 class Kept(NamedTuple):
-    """What an attempt of a task printed. ``tails`` has the ends of both streams; ``answer_key`` is that of a sealed
-    call."""
+    """Output of one attempt of a task. ``tails`` has the last bytes of both streams; ``answer_key`` is the key of a
+    sealed call."""
 
     task_id: str
     attempt: int
@@ -273,7 +273,7 @@ class ResultFactory:
         self._max_inline_bytes = max_inline_bytes
 
     def finished(self, task: Task, finished: Finished, bodies: Sequence[Bytes | None]) -> TaskResult:
-        """From the report of a manager."""
+        """Return the result of a task that a manager has reported as finished."""
         result = TaskResult(
             finished.state, started_at=finished.started_at, ended_at=finished.ended_at, details=finished.details
         )

@@ -18,8 +18,8 @@ _NOTHING: Final = do.WriteSpool()
 
 @dataclasses.dataclass(slots=True)
 class Turn:
-    """What the next actions are made of. The core and :class:`HeldTasks` fill it; nothing leaves it before the
-    spool has its part."""
+    """Changes that become the next actions. The core and :class:`HeldTasks` add them. The spool is written before any
+    other action is performed."""
 
     # to the spool
     functions: list[tuple[FunctionSpec, bytes]] = dataclasses.field(default_factory=list)

@@ -28,18 +28,18 @@ from farcall_endpoint.agent.loads import (
 from farcall_endpoint.agent.tasks import Task
 
 _START_S: Final = 2.0
-"""Of a worker in an environment, while no manager has said how long it takes."""
+"""Start time to expect of a worker in an environment until a manager has reported it."""
 _OWN_START_S: Final = 0.3
-"""Of a worker in the endpoint's own Python."""
+"""Start time to expect of a worker in the endpoint's own Python."""
 _FORK_S: Final = 0.02
 _UNFAIR: Final = 2.0
-"""An environment leaves a worker's slot to another one that has to wait so many times as long."""
+"""An environment gives a worker's slot to another one whose wait is at least this many times as long."""
 _DOUBLING_S: Final = 15.0
 _NOTHING: Final = EnvironmentLoad()
 
 
 class WarmingAwarePolicy:
-    """Tasks go where their environment is warm. Without environments, to one drawn at random."""
+    """Place tasks at managers where their environment is warm; without environments, at a random manager."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -53,7 +53,6 @@ class WarmingAwarePolicy:
         now: float,
         environments: Mapping[str, EnvironmentDemand] = NO_ENVIRONMENTS,
     ) -> Placed:
-        """As :meth:`SchedulingPolicy.place`."""
         if not environments:
             return place_each(tasks, managers, depth, now, self._rng.choice, by_files=True)
         return _Plan(managers, environments, now, self._rng).place(tasks)
@@ -61,8 +60,8 @@ class WarmingAwarePolicy:
 
 @dataclasses.dataclass(slots=True)
 class _Seats:
-    """An environment at a manager: its workers, those of them that have a slot, and its tasks there with those that are
-    planned."""
+    """An environment at a manager: its workers, the workers that have a slot, and its tasks there, planned ones
+    included."""
 
     load: EnvironmentLoad
     workers: int
@@ -99,13 +98,13 @@ class _Need:
     places: list[tuple[ManagerLoad, bool, bool]] = dataclasses.field(default_factory=list)
 
     def wait_s(self, workers: int) -> float:
-        """How long so many workers have work, as far as that is known."""
+        """Return the time for which ``workers`` workers have work, as far as that is known."""
         tasks = self.demand.waiting + self.demand.sent
         run_s = self.start_s if self.demand.run_s is None else self.demand.run_s
         return tasks * run_s / workers if workers > 0 else math.inf
 
     def target(self, start_s: float, *, now: float) -> int:
-        """How many workers are worth it, if a start takes so long."""
+        """Return the number of workers that are worth a start of ``start_s``."""
         tasks = self.demand.waiting + self.demand.sent
         if self.demand.run_s is None:
             doubled = int(max(0.0, now - self.demand.since) / _DOUBLING_S)
@@ -274,7 +273,7 @@ class _Plan:
                 lacking.remove(need)
 
     def _best_place(self, need: _Need) -> tuple[_Node, _Seats] | None:
-        """Where a worker of an environment should be started; None if none should."""
+        """Return the manager that should start a worker of an environment; None if no manager should."""
         open_ = [each for each in need.seats if each[0].places > 0 and not each[1].is_prepared_first]
         forking = [each for each in open_ if each[1].load.forkable]
         if forking and need.workers < need.target(_FORK_S, now=self._now):
@@ -284,7 +283,7 @@ class _Plan:
         return max(open_, key=lambda each: (each[0].spare > 0, each[0].places, self._rng.random()), default=None)
 
     def _queue_behind(self) -> None:
-        """Short tasks wait behind those that run in their own environment: never behind others, never for a start."""
+        """Queue short tasks behind running tasks of their own environment: never behind others, never for a start."""
         for need in self._needs.values():
             depth = need.demand.depth
             if not (need.left and depth):

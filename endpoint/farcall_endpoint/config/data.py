@@ -14,7 +14,7 @@ _Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
-    """What the endpoint keeps for tasks in directories of their submitters, and the Valkey servers that it starts."""
+    """Directories in which tasks keep data of their submitters, and the Valkey servers that the endpoint starts."""
 
     shared: Annotated[
         _Gigabytes | None,
@@ -73,7 +73,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
     @property
     def sweep_settings(self) -> SweepSettings:
-        """What the sweeper needs."""
+        """Settings of the sweeper."""
         return SweepSettings(
             shared_bytes=None if self.shared is None else int(self.shared * BYTES_PER_GB),
             memory_bytes=None if self.memory is None else int(self.memory * BYTES_PER_GB),
@@ -83,7 +83,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
     @property
     def valkey_settings(self) -> ValkeySettings:
-        """How servers are."""
+        """Settings of the Valkey servers."""
         return ValkeySettings(
             most=self.valkey_servers, memory_bytes=int(self.valkey_memory * BYTES_PER_GB), idle_s=self.valkey_idle
         )

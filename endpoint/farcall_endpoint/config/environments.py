@@ -44,11 +44,11 @@ _INDEX_SCHEMES: Final = ("https", "http")
 _SYSTEM: Final = re.compile(
     r"/(usr/)?(s?bin|lib(32|64|x32)?)|/(boot|dev|etc|run|usr)|/(proc|sys|run/farcall)(/.*)?", re.DOTALL
 )
-"""Directories without which nothing starts in a container; ``/run/farcall`` has the worker's own code."""
+"""Directories that every container needs to start; ``/run/farcall`` has the worker's own code."""
 
 
 class EnvironmentsConfig(Section, frozen=True, kw_only=True):
-    """What tasks may run in besides the endpoint's own Python, and how long workers and images are kept."""
+    """Environments of tasks besides the endpoint's own Python, and how long workers and images are kept."""
 
     types: Annotated[
         tuple[Technology, ...] | None,

@@ -64,7 +64,7 @@ class StorageConfig(Section, frozen=True, kw_only=True):
             raise FieldProblem("url", f"{scheme}:// has no options, and cannot be written", fix="remove these")
 
     def _check_directory(self, rest: str) -> None:
-        """Of this endpoint, open to tasks at other endpoints (``endpoint://``); its own tasks need no permission."""
+        """Check a directory that tasks at other endpoints may read (``endpoint://``); tasks here need no permission."""
         if not rest.startswith("/") or ".." in rest.split("/"):
             raise FieldProblem("url", f"{self.url!r} has no absolute path", fix="write file:///path")
         if self.options or self.write:
@@ -127,16 +127,16 @@ class FilesConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.node_dir is not None and not self.node_dir.startswith(("/", "~/")):
-            raise FieldProblem("node_dir", f"{self.node_dir!r} is no absolute path", fix="write /path/on/the/nodes")
+            raise FieldProblem("node_dir", f"{self.node_dir!r} is not an absolute path", fix="write /path/on/the/nodes")
         if self.node_dir is not None and not self.node_cache:
             raise FieldProblem("node_dir", "nodes keep no copies", fix="set node_cache, too, or remove node_dir")
 
     @property
     def node_cache_bytes(self) -> int:
-        """0: nodes keep no copies."""
+        """Maximum size of the copies on a node, in bytes; 0: nodes keep no copies."""
         return int(self.node_cache * _BYTES_PER_GB) if self.enabled else 0
 
     @property
     def cache_bytes(self) -> int | None:
-        """None: the default."""
+        """Maximum size of the endpoint's cache, in bytes; None: the default."""
         return None if self.cache is None else int(self.cache * _BYTES_PER_GB)

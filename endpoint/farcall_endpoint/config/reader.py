@@ -265,7 +265,7 @@ def place_of(node: yaml.Node) -> Place:
 
 
 def _problems(place: Place, error: msgspec.ValidationError) -> Iterator[_Problem]:
-    """What does not fit at a place: the problems of its parts, or its own if they all fit."""
+    """Yield the problems of a place: those of its parts, or its own if all parts are valid."""
     below = list(_problems_below(place))
     yield from below
     if not below:
@@ -371,7 +371,7 @@ def _advice(place: Place) -> str:
 
 
 def _variant(kind: inspect.Type, node: yaml.Node) -> inspect.Type:
-    """Of several kinds of a section the one that its ``type`` names."""
+    """Return the kind of a section that its ``type`` names."""
     options = [option for option in without_none(kind) if isinstance(option, inspect.StructType)]
     if len(options) == 1:
         return options[0]

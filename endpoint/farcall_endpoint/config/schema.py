@@ -343,16 +343,16 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
     @property
     def default_environment(self) -> Environment | None:
-        """What tasks that name no environment run in; None: the endpoint's own Python.
+        """Environment of tasks that name none; None: the endpoint's own Python.
 
-        :raises ValueError: if it cannot be.
+        :raises ValueError: if the configured environment is invalid.
         """
         if self.container_type is None or self.container_uri is None:
             return None
         return Environment.of({"type": self.container_type, "location": self.container_uri})
 
     def environment_settings(self, directory: Path) -> EnvironmentSettings:
-        """What managers need to know of environments.
+        """Return the settings of environments for managers.
 
         :param directory: the endpoint's, below which a relative ``cache_dir`` lies.
         """
@@ -401,7 +401,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 
     @property
     def worker_share(self) -> WorkerShare:
-        """What each task has, for the usage. Cores of a node are estimated where the provider does not say them."""
+        """Resources of each task, for the usage. A node's cores are estimated if the provider does not know them."""
         provider, gpus = self.provider, self.accelerators
         node_cores = getattr(provider, "cores_per_node", None) or getattr(provider, "cpus_per_node", None)
         each = [len(names.split(",")) for names in gpus]

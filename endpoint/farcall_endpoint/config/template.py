@@ -36,7 +36,7 @@ shutdown_grace: {shutdown_grace:g}
 {rest}"""
 
 _WIDTH: Final = 2**20
-"""Of a line: values are never folded."""
+"""Maximum characters of a line: values are never folded."""
 
 _SUGGESTIONS: Final = """
   # Upper limits of every task.

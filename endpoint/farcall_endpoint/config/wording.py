@@ -39,7 +39,7 @@ def where_is(field: str, root: inspect.Type) -> list[str]:
 
 
 def kinds_with(field: str, kind: inspect.Type) -> list[str]:
-    """Of several kinds of a section those that have a field: ``SlurmProvider``."""
+    """Return the kinds of a section that have a field: ``SlurmProvider``."""
     sections = [option for option in without_none(kind) if isinstance(option, inspect.StructType)]
     return [str(each.tag) for each in sections if field in {f.encode_name for f in each.fields}]
 

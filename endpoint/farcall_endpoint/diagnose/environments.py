@@ -35,10 +35,10 @@ _TRY_NAMESPACES: Final = f"from {namespaces.__name__} import missing; print(miss
 
 
 def environments(environ: Mapping[str, str], *, index_url: str, with_network: bool) -> dict[str, Any]:
-    """What this machine allows: for each thing an empty text if it works, or why it does not, in its own words. All at
-    once, in processes that end within seconds.
+    """Check what this machine allows. A result is an empty text if it works, else the reason that the system gives.
+    All checks run at the same time, in processes that end within seconds.
 
-    :param index_url: of packages; empty: uv's own choice.
+    :param index_url: package index; empty: uv's default.
     """
     parts: dict[str, Callable[[], object]] = {
         "technologies": lambda: _technologies(environ),
@@ -58,7 +58,7 @@ def environments(environ: Mapping[str, str], *, index_url: str, with_network: bo
 
 
 def findings(facts: Mapping[str, Any], *, needed: str) -> list[tuple[bool | None, str]]:
-    """What people should know of these facts: whether that is good, and the text.
+    """Return findings about the facts for users: whether a finding is good, and its text.
 
     :param needed: the technology of the endpoint's own environment on this machine; empty: none.
     """
@@ -158,7 +158,7 @@ def _words(command: Sequence[str], environ: Mapping[str, str], *, given: bytes =
 
 
 def _output(command: Sequence[str], environ: Mapping[str, str], *, given: bytes = b"") -> bytes:
-    """What a command prints; it is killed with its descendants when it takes too long."""
+    """Return the output of a command. After :data:`_LIMIT_S`, the command is killed with its descendants."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

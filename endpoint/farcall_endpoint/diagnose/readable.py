@@ -24,7 +24,7 @@ _WRITE: Final = 2
 
 
 class Acl(NamedTuple):
-    """Who may write by an access control list of POSIX: ids of users and groups, and whether the owning group may."""
+    """Writers in a POSIX access control list: ids of users and groups, and whether the owning group may write."""
 
     users: tuple[int, ...]
     groups: tuple[int, ...]
@@ -32,7 +32,7 @@ class Acl(NamedTuple):
 
 
 def read_acl(value: bytes) -> Acl:
-    """The extended attribute of an access control list. Pure.
+    """Decode the extended attribute of an access control list. Pure.
 
     :raises ValueError: for bytes of another format.
     """

@@ -281,7 +281,7 @@ class _Gathering:
         return machine.listing(self._directory.path)
 
     def _readable(self) -> dict[str, str]:
-        """What tasks of other submitters read at ``landlock`` and ``bubblewrap``, if other accounts may write there."""
+        """Paths that other submitters' tasks read at ``landlock`` and ``bubblewrap``, and other accounts can change."""
         engine = Config().engine
         with contextlib.suppress(ConfigurationError):
             engine = read_config(self._directory.config_file).engine

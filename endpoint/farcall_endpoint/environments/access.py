@@ -28,10 +28,10 @@ from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
 from farcall_endpoint.worker.namespaces import unescaped
 
 CONFINED_OUTSIDE: Final = frozenset({*TREES, *WITHOUT_CONTAINER})
-"""Types whose containers of submitters other than the owner run in bubblewrap's confinement of ours. The others have
-namespaces of their own."""
+"""Types whose containers of submitters other than the owner run in Farcall's bubblewrap confinement. The other types'
+containers have namespaces of their own."""
 UNTRUSTED_OUTSIDE: Final = CONFINED_OUTSIDE - {UV}
-"""Those whose Python is not ours: it cannot be trusted to confine itself."""
+"""Confined types whose Python is not Farcall's, and cannot be trusted to confine itself."""
 
 _TRANSPORTS: Final = (
     "containers-storage|dir|docker-archive|docker-daemon|file|localimage|oci|oci-archive|ostree|sif|tarball"
@@ -103,14 +103,14 @@ def locate(
     writable: Collection[str] = (),
     node_path: str = "",
 ) -> Place | None:
-    """What an environment of another submitter than the owner names on the node; None if nothing, or if the owner has
-    named it. Others may replace it at any time, so the check is about the path without links that is opened then. A
-    file system that hangs holds the thread that calls this.
+    """Check the file or directory of the node that a submitter's environment names. Return None if it names none, or if
+    the owner has named it. Other users can replace it at any time, so the check is about the path without links that
+    is opened afterwards. A file system that hangs blocks the thread that calls this.
 
-    :param readable: directories that they may read, without links.
+    :param readable: directories that submitters may read, without links.
     :param writable: directories in which their tasks may write, besides those of ``settings``.
-    :param node_path: as of :func:`named`.
-    :raises Refused: if they may not use it.
+    :param node_path: see :func:`named`.
+    :raises Refused: if submitters may not use it.
     """
     if not (path := named(environment, settings, node_path=node_path)):
         return None
@@ -147,8 +147,8 @@ def _is_allowed(target: str, patterns: Collection[str], node: _Node) -> bool:
 
 
 class _Node(NamedTuple):
-    """What others can change on this node. ``tasks_write``: where tasks may write; ``of_others``: as of
-    :func:`mounted_by_others`. Nothing is looked up in those: a program that does not answer would hold this one."""
+    """Directories of this node that others can change. ``tasks_write``: directories in which tasks may write;
+    ``of_others``: see :func:`mounted_by_others`. No path in ``of_others`` is looked up: its program could block it."""
 
     tasks_write: Collection[str]
     of_others: Collection[str]
@@ -202,10 +202,10 @@ class _Node(NamedTuple):
 
 
 def mounted_by_others(lines: Iterable[str], *, user: int) -> set[str]:
-    """Where other users than root and this one have mounted a file system that a program of theirs serves (FUSE): it
-    says what it likes about owners, modes and links, at each time. Pure.
+    """Return the directories where users other than root and this one have mounted a FUSE file system. Their program
+    can report any owners, modes and links at any time. Pure.
 
-    :param lines: of ``/proc/self/mountinfo``.
+    :param lines: lines of ``/proc/self/mountinfo``.
     """
     found: set[str] = set()
     for line in lines:
@@ -236,10 +236,10 @@ def confinement_of(
     image: str = "",
     place: Place | None = None,
 ) -> list[str]:
-    """What to write before the command of a runner that leaves the confinement of submitters to us.
+    """Return the words before the command of a runner that leaves the confinement of submitters to Farcall.
 
-    :param image: what the runner starts, to be seen in its place.
-    :param place: where it is on the node, if a submitter has named it.
+    :param image: path of the image, which the runner sees at this path.
+    :param place: place of the image on the node, if a submitter has named it.
     """
     is_opened = place is not None and not place.is_fixed
     source = image if place is None else tree_root.DESCRIPTOR if is_opened else place.path
@@ -275,12 +275,12 @@ def shown(type_: str, start: Start, place: Place, cache: Path) -> tuple[Start, l
 
 
 def seen_in(cache: Path, place: Place) -> str:
-    """Where a command of :func:`showing` finds what others could replace."""
+    """Path at which a command of :func:`showing` sees a file or directory that other users could replace."""
     return str(cache / f".{tree_root.FILE if place.is_file else tree_root.DIRECTORY}")
 
 
 def showing(type_: str, place: Place, seen: str) -> list[str]:
-    """What to write before a command, so that it finds there what was checked."""
+    """Return the words before a command that make the checked file or directory visible at the path ``seen``."""
     command = [*ASSEMBLE, "shown", place.path, seen]
     # An ordinary user's Podman needs its own namespace of users, with ranges of them.
     return [type_, "unshare", *command] if type_ in ("podman", "podman-hpc") and os.geteuid() != 0 else command

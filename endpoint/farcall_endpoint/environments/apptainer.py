@@ -50,14 +50,12 @@ class ApptainerRunner:
         self.type: str = type
 
     def missing(self) -> str:
-        """As :meth:`.Runner.missing`."""
         found = start_problem(self, self.type)
         if "capability set" in found:
             found += " (as root, it takes CAP_SYS_RESOURCE: an endpoint of an ordinary user works)"
         return f"{self.type}: {found}" if found else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:
-        """As :meth:`.Runner.prepare`."""
         location = environment.location
         if not _URI.match(location):
             return ImagePreparation(location)
@@ -67,14 +65,14 @@ class ApptainerRunner:
         return ImagePreparation(image, (convert,), f"{self.type} is converting the image")
 
     def node_path(self, location: str) -> str:
-        """The file or directory of the node that a location names; empty if none."""
+        """Return the file or directory of the node that a location names; empty if it names none."""
         if not _URI.match(location):
             return location
         found = _OF_FILES.match(location)
         return found[1] if found else ""
 
     def command(self, start: Start) -> list[str]:
-        """As :meth:`.Runner.command`.
+        """Return the command that starts a container.
 
         :raises OSError: for a path that cannot be mounted.
         """
@@ -102,5 +100,4 @@ class ApptainerRunner:
         return [*command, "--pwd", start.directory, *start.options, start.image, *start.command]
 
     def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002 - the seam's
-        """As :meth:`.Runner.stop`."""
         return None

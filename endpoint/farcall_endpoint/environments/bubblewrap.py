@@ -33,7 +33,7 @@ _NAMES_OF_HOSTS: Final = ("/etc/resolv.conf", "/etc/hosts")
 _PROCESSORS: Final = "/sys/devices/system"
 """Processors and memory nodes, which numerical libraries count."""
 _HARDWARE: Final = ("/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", "/sys/module")
-"""Where drivers of accelerators look."""
+"""Directories in which drivers of accelerators search for devices."""
 
 
 class BubblewrapRunner:
@@ -71,7 +71,6 @@ class BubblewrapRunner:
         return f"bubblewrap: {reason}" if reason else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002
-        """Nothing is to be prepared."""
         return ImagePreparation(environment.location)
 
     def command(self, start: Start) -> list[str]:

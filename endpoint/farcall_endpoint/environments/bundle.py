@@ -101,18 +101,18 @@ class Abi(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def platform(self) -> str:
-        """As uv names it."""
+        """Platform, by uv's name."""
         machine = next((each for each in ("x86_64", "aarch64") if each in self.soabi), os.uname().machine)
         return f"{machine}-unknown-linux-{'musl' if 'musl' in self.soabi else 'gnu'}"
 
 
 def own_abi() -> Abi:
-    """That of this process."""
+    """ABI of the Python of this process."""
     return Abi(version=f"{sys.version_info[0]}.{sys.version_info[1]}", soabi=str(sysconfig.get_config_var("SOABI")))
 
 
 def uv_command(abi: Abi, target: Path, *, index_url: str) -> list[str]:
-    """The command that installs the compiled packages for a kind of Python, without running any code of theirs."""
+    """Return the command that installs the compiled packages for an ABI, without running any of their code."""
     # Without the global lock there is one more ABI, which uv takes from an interpreter's name only.
     version = f"{abi.version}t" if abi.soabi.startswith(f"cpython-{abi.version.replace('.', '')}t-") else abi.version
     return [

@@ -19,24 +19,24 @@ from farcall_common.files import make_directory
 
 _LOCK_PERIOD_S: Final = 0.2
 _LAYOUT: Final = "2"
-"""Of the names in the directory, and of what they contain."""
+"""Version of the names in the directory and of their contents."""
 _LAYOUT_FILE: Final = ".layout"
 _REMOVED: Final = ".removed-"
 _DRAFT: Final = re.compile(r"(?P<name>[a-z-]+-[\w.-]+)\.part(?:ial)?-[\w]+")
 _LOCK: Final = re.compile(r"\.(?P<name>[a-z]+-[\w.-]+)\.(use|lock)")
 _FORMER_DRAFT: Final = re.compile(r"\.worker-[\w]{8}(-removed)?")
-"""Of bundles, in the first layout."""
+"""Names of unfinished and removed bundles in the first layout."""
 
 
 class Cache:
     """A directory of prepared images, packages and bundles, shared by the managers of a node, or of many that share its
     file system.
 
-    Each entry has a lock file, ``.NAME.use``: who makes or removes the entry has it alone, who uses it shares it. The
-    kernel releases locks of a process that was killed. What is being made has the name of the entry and ``.part``; it
-    is left over if no process holds the lock. Whatever else lies in the directory is not touched.
+    Each entry has a lock file, ``.NAME.use``: exclusive for a process that makes or removes the entry, shared for one
+    that uses it. The kernel releases the locks of a killed process. An unfinished entry has the entry's name and
+    ``.part``; it is left over if no process holds the lock. Other files in the directory are not touched.
 
-    :param most_bytes: the least recently used entries are removed beyond that, never one in use.
+    :param most_bytes: size limit; above it, the least recently used entries are removed, never one in use.
     """
 
     def __init__(self, directory: Path, *, most_bytes: int) -> None:

@@ -116,20 +116,20 @@ class Cgroups:
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """In which all groups lie: what is left of them when this process is killed."""
+        """Directories that contain all groups. They remain if this process is killed."""
         return tuple(self._roots)
 
     @property
     def hierarchies(self) -> tuple[Hierarchy, ...]:
-        """Those in which groups can be made."""
+        """Hierarchies in which this process can create groups."""
         return tuple(self._hierarchies)
 
     def tree(self, hierarchy: Hierarchy) -> Group:
-        """The group in which all others of a hierarchy lie."""
+        """Return the group that contains all others of a hierarchy."""
         return Group(self._directory, (hierarchy.path / self._directory,))
 
     def own(self, hierarchy: Hierarchy) -> Group:
-        """The group below which all of these are made, in which this process is."""
+        """Return the group of this process, below which all others are created."""
         return Group("", (hierarchy.path,))
 
     def create(self, name: str, *, within: Hierarchy | None = None) -> Group:
@@ -172,7 +172,7 @@ class Cgroups:
             _write(path / _CONTROL, f"+{_CPU}")
 
     def groups(self) -> list[Group]:
-        """Those that exist."""
+        """Return the existing groups."""
         names = {path.name for root in self._roots for path in root.iterdir() if path.is_dir()}
         return [self._group(name) for name in sorted(names)]
 
@@ -253,7 +253,7 @@ def _takes_processes(path: Path) -> bool:
 
 
 def _enable_controllers(paths: Iterable[Path]) -> None:
-    """Of version 2: all that are offered, as far as the kernel permits it."""
+    """Enable all offered controllers of version 2, as far as the kernel permits it."""
     for path in paths:
         try:
             offered = _words(path / _OFFERED)
@@ -265,8 +265,8 @@ def _enable_controllers(paths: Iterable[Path]) -> None:
 
 
 def _needs_threaded(path: Path) -> bool:
-    """Whether a group of version 2 can give controllers to threaded groups only: it has processes. The uppermost one,
-    which has no type, can give them to all."""
+    """Whether a group of version 2 can give controllers only to threaded groups, because it has processes. The root
+    group, which has no type, can give them to all groups."""
     if not (path / _TYPE).exists():
         return False
     try:

@@ -33,22 +33,21 @@ _TAIL_BYTES: Final = 16 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class ContainerStart:
-    """What a manager wants to start.
+    """Request of a manager to start a worker.
 
-    :param boot, descriptors: what the worker becomes; the descriptors stay the caller's.
+    :param boot, descriptors: data and descriptors for the worker; the caller keeps the descriptors.
     :param sent: called when the descriptors are not needed any more.
-    :param mounts: of working directories, besides those of the settings.
-    :param variables: of the runner's own process; for a Python prefix also those of the worker until it boots.
-    :param group: of workers that see the same of the node: they may be forks of the same template.
-    :param fork: whether it may be a fork of a template, and another worker be one of its own template.
-    :param accelerators, amd, private_root: as of :class:`~farcall_endpoint.environments.runner.Start`.
-    :param locate: checks what a submitter names on the node, at each start, or raises
+    :param mounts: working directories to mount, besides the mounts of the settings.
+    :param variables: variables of the runner's own process; with a Python prefix, also of the worker until it boots.
+    :param group: name of the group of workers that see the same files of the node and may be forks of one template.
+    :param fork: whether the worker may be a fork of a template, and its own template may have other forks.
+    :param accelerators, amd, private_root: see :class:`~farcall_endpoint.environments.runner.Start`.
+    :param locate: checks the file or directory that a submitter names on the node, at each start, or raises
         :class:`~farcall_endpoint.environments.access.NotLocated`; None: there is nothing to check.
-    :param confine: makes what to write before a runner's command, of the paths that it must be able to read besides,
-        the image, and what ``locate`` has found.
-    :param before: what to write before the whole command.
-    :param within: what to write before the program itself: a runner clears the variables of what stands before its own
-        command.
+    :param confine: returns the words before a runner's command, given further paths that the runner must read, the
+        image, and the result of ``locate``.
+    :param before: words before the whole command.
+    :param within: words before the program itself: a runner clears the variables of words before its own command.
     """
 
     boot: Boot
@@ -122,7 +121,7 @@ class Container:
         self._unproved.pop(descriptor)[0].close()
 
     def proved(self, descriptor: int) -> tuple[socket.socket, int] | None:
-        """One of them, and the process id, if its process has sent the secret."""
+        """Return a connection and its process id, if its process has sent the secret."""
         connection, _ = self._unproved[descriptor]
         try:
             sent = connection.recv(_MOST_SECRET_BYTES, socket.MSG_DONTWAIT)

@@ -62,7 +62,7 @@ class PreparationError(Exception):
 class Preparation:
     """Prepares environments, in any thread.
 
-    :param report: takes what is to be told.
+    :param report: takes reports.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Preparation:
             self._cache.tidy()
 
     def release(self, key: str) -> None:
-        """What was prepared of an environment may be removed."""
+        """Allow the cache to remove the prepared files of an environment."""
         for name in self._entries.pop(key, ()):
             if not any(name in names for names in list(self._entries.values())):  # threads add some
                 self._cache.release(name)
@@ -170,9 +170,9 @@ class Preparation:
         return Prepared(key, preparation.image, python.executable, python.abi, str(self._cache.directory / bundle))
 
     def _locate(self, environment: Environment, runner: Runner, *, trusted: bool) -> access.Place | None:
-        """What a submitter names on the node; None if there is nothing to check.
+        """Return the file or directory that a submitter names on the node; None if there is nothing to check.
 
-        :raises PreparationError: if its tasks may not use it.
+        :raises PreparationError: if the submitter's tasks may not use it.
         """
         return None if trusted or not self._isolated else self._look_up(environment, runner)
 
@@ -313,7 +313,7 @@ def failure(environment: Environment, error: CommandError) -> ErrorRecord:
 
 
 def _may_pass(key: str) -> str:
-    """A hint for what is no mistake of the task."""
+    """Return the hint for a failure that the task has not caused."""
     return (
         "Submit it again later, or ask the endpoint's owner, who finds the whole output in "
         f"`logs/environment-{key}.log` of the endpoint."
@@ -321,7 +321,7 @@ def _may_pass(key: str) -> str:
 
 
 def _words(error: OSError | RecursionError) -> str:
-    """What went wrong and where; of a copy, at its target."""
+    """Describe an error and its path; for a copy, the path is its target."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     place = error.filename2 or error.filename
@@ -329,7 +329,7 @@ def _words(error: OSError | RecursionError) -> str:
 
 
 def _without_secrets(url: re.Match[str]) -> str:
-    """An address for submitters: that of the owner's index may have a token in its path or its query."""
+    """Return an address for submitters, without the token that an owner's index may have in its path or query."""
     scheme, host, path = url.groups()
     names = path.partition("?")[0].strip("/").split("/")
     return f"{scheme}{host}/{'.../' if len(names) > 1 else ''}{names[-1]}"

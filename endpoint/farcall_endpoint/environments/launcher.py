@@ -57,26 +57,26 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 _logger = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_NAME: Final = 100
-"""Of 108 bytes with the final zero; a mount may add a few."""
+"""Maximum bytes of a socket's path. The kernel allows 108 with the final zero; a mount may add a few."""
 _MOST_LOGS: Final = 50
 _WITHOUT_TEMPLATES_S: Final = 600.0
 _MOST_WITHOUT_TEMPLATES: Final = 1000
 _LOCATED_S: Final = 1.0
-"""So long after an answer a location counts as looked up just now."""
+"""Time for which the result of a location's look-up is valid."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _SECRET_BYTES: Final = 32
 _IMPORTS: Final = ".imports"
-"""In the cache: what tasks import."""
+"""Directory in the cache for statistics about the imports of tasks."""
 _REMOTE: Final = ("docker",)
 """Types whose containers are started by a daemon."""
 _OF_NODE: Final = ("apptainer", "singularity", "shifter")
 _TEMPORARY_OF_NODE: Final = ("/tmp", "/var/tmp")  # noqa: S108
-"""What containers of these types share with the node, when they are the owner's."""
+"""Directories that the owner's containers of these types share with the node."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
 
 
 class EnvironmentLost(OSError):
-    """What was prepared of an environment is gone, such as by a program that cleans ``/tmp``."""
+    """The prepared files of an environment are gone, for example after a program has cleaned ``/tmp``."""
 
 
 class RunningTemplate(NamedTuple):
@@ -84,7 +84,7 @@ class RunningTemplate(NamedTuple):
 
     ``root``: the process that was started for it; ``pids``: of the templates, as far as they are known; ``workers``:
     process ids of their forks; ``forked``: how often they were asked to fork; ``unanswered``: the number of the oldest
-    request that a template has not answered, 0 if there is none. ``is_remote``: it is no descendant of the root.
+    request that a template has not answered, 0 if there is none. ``is_remote``: it is not a descendant of the root.
     """
 
     name: str
@@ -157,7 +157,7 @@ class EnvironmentLauncher:
 
     @property
     def children(self) -> set[int]:
-        """Process ids of this process's children that are no workers."""
+        """Process ids of this process's children that are not workers."""
         templates = {*(each.pid for each in self._templates), *(each.pid for each in self._own.values())}
         return templates if self._preparer.pid is None else {*templates, self._preparer.pid}
 
@@ -256,10 +256,10 @@ class EnvironmentLauncher:
         return ""
 
     def locate(self, environment: Environment) -> Located:
-        """What an environment of another submitter than the owner, which is not refused, names on the node, as it was
-        looked up just now.
+        """Return the file or directory that a submitter's environment, which is not refused, names on the node. The
+        result of a look-up is valid for :data:`_LOCATED_S`.
 
-        :raises NotLocated: if it is looked up: ask again after :meth:`serve`.
+        :raises NotLocated: while the look-up runs: call this again after :meth:`serve`.
         """
         if not self._path_of(environment):
             return Located(environment)
@@ -289,7 +289,7 @@ class EnvironmentLauncher:
         return {own: prepared.image, "PATH": f"{prepared.image}/bin:{path or os.defpath}"}
 
     def paths(self, environment: Environment) -> tuple[str, ...]:
-        """Where a prefix and the worker's code are on the node."""
+        """Return the paths of a prefix and of the worker's code on the node."""
         prepared = self._prepared.get(environment.key)
         return () if prepared is None else (prepared.image, prepared.bundle)
 
@@ -542,7 +542,7 @@ class EnvironmentLauncher:
         return found
 
     def template_takes(self, name: str, size_bytes: int) -> None:
-        """A template takes so much memory now, with its branches and without its workers."""
+        """Record the memory of a template with its branches and without its workers."""
         self._pool.takes(name, size_bytes)
 
     def end_template(self, name: str, reason: str) -> None:
@@ -595,7 +595,7 @@ class EnvironmentLauncher:
         return [change for change in self._pool.serve(now=time.monotonic()) if change.environment_key]
 
     def _missing(self, prepared: Prepared) -> Path | None:
-        """What should be in the cache, and is not."""
+        """Return a file of the environment that is missing in the cache."""
         image = Path(prepared.image)
         needed = [Path(prepared.bundle) / bundle.BOOTSTRAP]
         if image.is_relative_to(cache_directory(self.settings)):
@@ -751,12 +751,12 @@ def _private(path: str, flags: int) -> int:
 
 
 def cache_directory(settings: EnvironmentSettings) -> Path:
-    """Where what is prepared is kept: as the settings say, or on the node's disk."""
+    """Return the directory of prepared files: that of the settings, or one on the node's disk."""
     return Path(settings.cache_dir or Path(tempfile.gettempdir()) / f"farcall-environments-{os.geteuid()}")
 
 
 def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:
-    """The mounts that settings name: ``source[:target[:ro]]``."""
+    """Return the mounts that settings name: ``source[:target[:ro]]``."""
     found: list[Mount] = []
     for bind in binds:
         source, _, rest = bind.partition(":")
@@ -766,13 +766,13 @@ def mounts_of(binds: Sequence[str]) -> tuple[Mount, ...]:
 
 
 def first_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """What a container's program gets before it boots: only what is no secret, as other users of the node can read the
-    command line of a runner."""
+    """Return the variables of a container's program before it boots. They contain no secrets, because other users of
+    the node can read the command line of a runner."""
     return {name: variables[name] for name in _FIRST if name in variables}
 
 
 def key_of_template(place: str, wanted: ContainerStart) -> str:
-    """What a template is known by: where it runs, for which workers, with which accelerators, and its variables.
+    """Return the key of a template: where it runs, for which workers, with which accelerators, and its variables.
 
     In a container that has no other accelerators than its worker's, these variables are the same for all workers.
     """

@@ -91,7 +91,6 @@ class OciRunner:
         self._limits = [word for name, (soft, hard) in found.items() for word in ("--ulimit", f"{name}={soft}:{hard}")]
 
     def missing(self) -> str:
-        """As :meth:`.Runner.missing`."""
         if self.type == "podman":
             found = start_problem(self, self.type)
         elif shutil.which(self.type) is None:
@@ -101,7 +100,7 @@ class OciRunner:
         return f"{self.type}: {found}" if found else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002 - the seam's
-        """As :meth:`.Runner.prepare`; images are in the program's own store."""
+        """Return how to get the image into the program's own store."""
         location = environment.location
         if self._is_directory(location):
             return ImagePreparation(location)
@@ -121,7 +120,7 @@ class OciRunner:
         return found[1] if found else ""
 
     def command(self, start: Start) -> list[str]:
-        """As :meth:`.Runner.command`.
+        """Return the command that starts a container.
 
         :raises OSError: for a path that cannot be mounted.
         """
@@ -158,17 +157,17 @@ class OciRunner:
         return [*command, start.image, *start.command[1:]]
 
     def stop(self, start: Start) -> list[str] | None:
-        """As :meth:`.Runner.stop`; a busy Docker may create the container even later: see :meth:`leftovers`."""
+        """Return the command that ends a container. A busy Docker may create it even later: see :meth:`leftovers`."""
         if not start.name:
             return None
         return self.remove([start.name]) if self._podman else ["sh", "-c", _AWAIT, "sh", self.type, start.name]
 
     def leftovers(self) -> list[str]:
-        """The command that lists the names of all containers of Farcall of this user, running or not, one per line."""
+        """Return the command that lists all of this user's Farcall containers, running or not, one name per line."""
         return [self.type, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}}"]
 
     def remove(self, names: Iterable[str]) -> list[str]:
-        """The command that ends containers, and removes them. Docker's fails for one that is not there any more."""
+        """Return the command that ends and removes containers. Docker's fails if one does not exist any more."""
         command = [self.type, "rm", "--force", "--volumes"]
         if self._podman:
             command = ["sh", "-c", _REMOVE, "sh", *command, "--time", "0", "--ignore"]

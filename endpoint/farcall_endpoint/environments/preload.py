@@ -31,11 +31,11 @@ _MOST_MODULES: Final = 2000
 _MOST_EXCLUDED: Final = 500
 _MOST_REASON: Final = 300
 _LEAST_SHARE: Final = 0.05
-"""A module that fewer of the workers imported is not preloaded."""
+"""Smallest share of workers that must have imported a module for its preload."""
 _LEAST_SAVED_S: Final = 0.0002
-"""Nor is one that saves less, per worker: its pages and page tables would cost each fork as much."""
+"""Least time per worker that a preload must save: the module's pages and page tables cost each fork as much."""
 _DECAY_AT: Final = 1000.0
-"""After so many reports all counts are halved, so that the last few thousand decide."""
+"""Number of reports after which all counts are halved, so that the last few thousand reports decide."""
 _SAVE_PERIOD_S: Final = 5.0
 _MOST_KEPT: Final = 200
 _MOST_FILES: Final = 1000
@@ -53,7 +53,7 @@ class Module(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Statistics(msgspec.Struct, frozen=True):
-    """What is known about an environment. ``reports``: of workers; ``excluded``: reasons by module."""
+    """Statistics of an environment's imports. ``reports``: of workers; ``excluded``: reasons by module."""
 
     reports: float = 0.0
     modules: dict[str, Module] = {}
@@ -61,7 +61,10 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 def learned(statistics: Statistics, names: Sequence[str]) -> Statistics:
-    """After the report of one worker: the modules that its tasks imported, in order."""
+    """Return the statistics after the report of one worker.
+
+    :param names: the modules that its tasks imported, in order.
+    """
     modules = dict(statistics.modules)
     for place, name in enumerate(dict.fromkeys(names)):
         if place >= _MOST_MODULES:
@@ -153,8 +156,8 @@ class _Kept:
 
 
 def statistics_key(environment_key: str, submitter: str) -> str:
-    """What statistics are known by. Those of the owner are apart: others report what the owner's templates, which
-    nothing confines, would import.
+    """Return the key of statistics. The owner has separate ones: otherwise, other submitters could choose modules that
+    the owner's templates, which are not confined, would import.
 
     :param environment_key: empty for the endpoint's own Python.
     :param submitter: empty for the owner.

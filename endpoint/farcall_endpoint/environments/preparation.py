@@ -57,7 +57,7 @@ class Ended(_Message, frozen=True):
 
 
 class Progressed(_Message, frozen=True):
-    """What is done now, for people."""
+    """Present step of a preparation, as text for users."""
 
     key: str
     text: str
@@ -81,12 +81,12 @@ class Failed(_Message, frozen=True):
 
 
 class Crowded(_Message, frozen=True):
-    """The cache has more than its limit, all of it in use: what is not needed now is to be released."""
+    """The cache is above its limit, and all entries are in use: release those that are not needed now."""
 
 
 class Located(_Message, frozen=True):
-    """What an environment names on the node; None if there is nothing to check. ``record``: why its tasks cannot use
-    it."""
+    """File or directory that an environment names on the node; None if there is nothing to check. ``record``: reason
+    why its tasks cannot use it."""
 
     environment: Environment
     place: Place | None = None
@@ -103,15 +103,15 @@ Report = PreparationReport | Located | Alive
 
 
 class PreparationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process needs to know.
+    """Settings of the process of preparations.
 
-    :param log_dir: where the runners' output goes; empty: nowhere.
-    :param run_dir: the manager's directory for sockets, which goes with it.
-    :param confined: whether what others than the owner name is confined by bubblewrap where its runner does not do it.
-    :param isolated: whether others than the owner may read ``readable`` only.
-    :param readable: what others than the owner may read.
-    :param writable: where their tasks may write, besides the directories of ``environments``.
-    :param passed: as of :func:`~farcall_endpoint.isolation.environment.for_submitter`.
+    :param log_dir: directory for the output of runners; empty: none is kept.
+    :param run_dir: the manager's directory for sockets, which is removed with the manager.
+    :param confined: whether bubblewrap confines environments that submitters name, if their runner does not.
+    :param isolated: whether submitters other than the owner may read ``readable`` only.
+    :param readable: paths that submitters other than the owner may read.
+    :param writable: directories in which their tasks may write, besides the directories of ``environments``.
+    :param passed: see :func:`~farcall_endpoint.isolation.environment.for_submitter`.
     """
 
     environments: EnvironmentSettings

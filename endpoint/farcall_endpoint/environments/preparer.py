@@ -36,17 +36,17 @@ from farcall_endpoint.environments.preparation import (
 _logger = logging.getLogger(__name__)
 
 _ORDERS_BYTES: Final = 2**20
-"""So many orders may wait for the process, which takes them at once unless it hangs."""
+"""Maximum size of the orders that wait for the process, which reads them at once unless it hangs."""
 _STOP_LIMIT_S: Final = 40.0
 _KILL_LIMIT_S: Final = 0.25
-"""A process that was killed in a file system that hangs may be there for longer."""
+"""Time to wait for the end of a killed process. If its file system hangs, the process may exist for longer."""
 _FIRST_WORD_S: Final = 120.0
-"""So long a process may take to start: its Python may lie on a file system under load."""
+"""Longest start of the process: its Python may be on a file system under load."""
 _QUIET_S: Final = 15.0
-"""After so long without a word, while an answer is due, it is asked for a sign of life; after as long again, it is
+"""Silence, while an answer is due, until the process gets a Ping. After the same time again, the process is
 replaced."""
 _MOST_TRIES: Final = 3
-"""How often a location is looked up when the process ends meanwhile."""
+"""Maximum look-ups of a location if the process ends meanwhile."""
 
 
 @dataclasses.dataclass
@@ -90,7 +90,7 @@ class Preparer:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None if there is none."""
+        """Process id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     def next_deadline(self) -> float:
@@ -165,7 +165,7 @@ class Preparer:
             self._write(started)
 
     def read(self) -> list[PreparationReport | Located]:
-        """What it has reported, and what was lost with a process that ended."""
+        """Return the process's reports, and failures for orders that were lost with a process that ended."""
         reports = [] if self._process is None else self._read()
         now = self._clock()
         if now >= self._silent_at():  # after what it may have said

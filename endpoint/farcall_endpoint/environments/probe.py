@@ -118,7 +118,7 @@ class Python(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def candidates(environment_type: str, image: str) -> tuple[str, ...]:
-    """Where to look for Python, the best first."""
+    """Return the paths at which to look for Python, the best first."""
     if environment_type in WITHOUT_CONTAINER:
         return f"{image}/bin/python3", f"{image}/bin/python"
     return _CANDIDATES
@@ -137,12 +137,12 @@ def search_path(environment_type: str, python: str = "") -> dict[str, str]:
 
 
 def command(python: str) -> tuple[str, ...]:
-    """The program for an image."""
+    """Return the command that runs the program in an image."""
     return python, "-I", "-S", "-c", _PROGRAM, ",".join(STANDARD_MODULES)
 
 
 def read(output: bytes) -> Python | None:
-    """What the program found; None if this is not its output."""
+    """Decode the program's output; None if this is not its output."""
     lines = output[:MOST_OUTPUT_BYTES].decode(errors="replace").splitlines()
     found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
     try:

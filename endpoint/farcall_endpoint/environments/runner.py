@@ -76,14 +76,14 @@ class Runner(Protocol):
 
     @property
     def worker_target(self) -> str:
-        """Where the worker's code is mounted in the container."""
+        """Path at which the worker's code is mounted in the container."""
 
     def missing(self) -> str:
         """Why the technology does not work on this node, after a try; empty if it works."""
 
     def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:
-        """How the image becomes startable on this node. What is made lies in ``cache``, with a name that is derived
-        from the location, and is there completely or not at all."""
+        """Return how to make the image startable on this node. The result lies in ``cache`` under a name that is
+        derived from the location, completely or not at all."""
 
     def command(self, start: Start) -> list[str]:
         """The command that starts a container."""

@@ -10,7 +10,7 @@ from farcall_common.environments import Environment
 
 
 class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a manager needs to know to prepare and to start environments.
+    """Settings with which a manager prepares and starts environments.
 
     :param types: the technologies that may be used; None: all that work on the node.
     :param default: the environment of tasks that name none; None: the endpoint's own Python.
@@ -21,16 +21,16 @@ class EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
     :param network: whether containers share the node's network.
     :param cache_dir: directory on the node's disk for what was prepared: images, packages, the worker's own code.
     :param cache_bytes: most bytes in it; the least recently used go first.
-    :param idle_s: a warm worker without a task is ended after so long.
-    :param memory_bytes: of warm workers without a task, together; templates may have half as much. None: a half of the
-        node's.
+    :param idle_s: time after which a warm worker without a task is ended.
+    :param memory_bytes: memory of all warm workers without a task; templates may have half as much. None: half of the
+        node's memory.
     :param eviction: which idle worker is ended first: by frequency, cost of a start and memory, or the oldest.
     :param extra_workers: warm workers of a node beyond its slots; None: as many as slots, where that is safe.
     :param start_limit_s: longest start of an environment, with the conversion of its image.
     :param fork: whether workers are forks of a template.
-    :param tasks_per_worker: a worker ends after so many tasks; 0: no limit.
+    :param tasks_per_worker: number of tasks after which a worker ends; 0: no limit.
     :param source_builds: whether uv may build packages that have no wheel.
-    :param index_url: of packages; empty: uv's own choice.
+    :param index_url: package index; empty: uv's default.
     """
 
     types: tuple[str, ...] | None = None

@@ -31,7 +31,6 @@ class ShifterRunner:
     worker_target = "/mnt"
 
     def missing(self) -> str:
-        """As :meth:`.Runner.missing`."""
         for program in ("shifter", "shifterimg"):
             if shutil.which(program) is None:
                 return f"shifter: the program {program} is not installed"
@@ -39,7 +38,7 @@ class ShifterRunner:
         return f"shifter: {found}" if found else ""
 
     def prepare(self, environment: Environment, *, cache: Path) -> ImagePreparation:  # noqa: ARG002 - the seam's
-        """As :meth:`.Runner.prepare`; images are in the gateway."""
+        """Return how to get the image into Shifter's gateway."""
         location = environment.location
         image = location if re.match("(docker|custom|id):", location) else f"docker:{location}"
         return ImagePreparation(image, (("sh", "-c", _PULL, "sh", image),), "shifter is pulling the image")
@@ -49,9 +48,10 @@ class ShifterRunner:
         return ""
 
     def command(self, start: Start) -> list[str]:
-        """As :meth:`.Runner.command`. What is mounted at its own place is there already, as a site's directory.
+        """Return the command that starts a container. A mount at its own path is left out: it is a site's directory,
+        which every container has.
 
-        :raises OSError: for what Shifter cannot do.
+        :raises OSError: if Shifter cannot start a container like this.
         """
         if start.private_root:
             raise OSError("shifter shows the node's directories to every container: it runs the owner's tasks only")
@@ -69,5 +69,5 @@ class ShifterRunner:
         return [*command, f"--workdir={start.directory}", *start.options, "--", *start.command]
 
     def stop(self, start: Start) -> list[str] | None:  # noqa: ARG002 - the seam's
-        """As :meth:`.Runner.stop`: the program takes Shifter's place in its process."""
+        """Return None: the program replaces Shifter in its process, so killing the process is enough."""
         return None

@@ -35,8 +35,8 @@ def not_allowed(settings: EnvironmentSettings) -> str:
 
 
 def find_installed(types: Collection[str]) -> list[str]:
-    """Of these technologies those whose programs are in the search path; whether they work is another question.
-    Python prefixes and uv need none."""
+    """Return the technologies whose programs are in the search path, without a check that they work. Python prefixes
+    and uv need no program."""
     return [each for each in types if each in WITHOUT_CONTAINER or shutil.which(_PROGRAMS.get(each, each)) is not None]
 
 

@@ -30,32 +30,32 @@ from farcall_endpoint.worker.boot import Boot, Descriptors
 _logger = logging.getLogger(__name__)
 
 _LEAST_AGE_S: Final = 30.0
-"""So long a template must not have been used before another one gets its memory."""
+"""Time since the last use of a template before another template may get its memory."""
 _KEPT_STARTS: Final = 4.0
-"""A template is used for so many times what its start took before one with more modules replaces it, unless it has
-none: until then, each worker of tasks that import more does so itself."""
+"""Time to use a template, in multiples of its start time, before one with more modules replaces it, unless it has no
+modules. Until then, workers import further modules themselves."""
 _CHECK_PERIOD_S: Final = 1.0
 _MOST_FAILURES: Final = 20
-"""Each names a module that is left out from then on, so they end by themselves; a hostile image could continue."""
+"""Maximum failures without a pause. Each names a module to leave out, so they end, unless an image is hostile."""
 _PAUSE_S: Final = 60.0
-"""After a failure without a module to blame, or too many. The next one is twice as long: a task can end its template
-each time, and a start takes seconds of a core."""
+"""Pause after a failure without a module to blame, or after too many failures. The next pause is twice as long: a task
+can end its template each time, and a start takes seconds of a core."""
 _LONGEST_PAUSE_S: Final = 3600.0
 _MOST_FAILED: Final = 1000
 """Templates whose failures, and whose sizes, are remembered."""
 _MOST_LEVELS: Final = 3
-"""Of branches of branches. Each level is a process that stays while it has branches, though nothing else needs it."""
+"""Maximum depth of branches. Each level is a process that stays while it has branches, even without other uses."""
 _UNKNOWN_BYTES: Final = 100 * 2**20
-"""Memory of a template that was not measured yet."""
+"""Memory to assume for a template that was not measured yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TemplateRoot:
-    """Where a template runs, and what its imports must not read.
+    """Confinement of a template, and files that its imports must not read.
 
     :param name: equal for templates that see the same files and variables, and whose workers may share memory; empty
-        for one that has no branches.
-    :param namespaces, writable, network, places, private, import_limit_s: as of :class:`Template`.
+        for a template that has no branches.
+    :param namespaces, writable, network, places, private, import_limit_s: see :class:`Template`.
     """
 
     name: str = ""
@@ -69,9 +69,9 @@ class TemplateRoot:
 
 @dataclasses.dataclass(eq=False)
 class _Entry:
-    """``name``: of what was started for it, or for the first template above it. ``parent``: the template that it is a
-    branch of. ``size_bytes``: what it occupies beyond that; ``total_bytes``: together. ``exceeds``: when it was
-    measured, there was no room for it."""
+    """A template of the pool. ``name``: of the process that was started for it, or for the first template above it.
+    ``parent``: the template that it is a branch of. ``size_bytes``: memory beyond the parent's; ``total_bytes``: all
+    its memory. ``exceeds``: whether there was no room for it when it was measured."""
 
     environment_key: str
     statistics_key: str
@@ -252,11 +252,11 @@ class TemplatePool:
         name: str = "",
         parent: _Entry | None = None,
     ) -> None:
-        """A template has connected.
+        """Add a template that has connected.
 
         :param statistics_key: None: that of the owner's tasks.
-        :param stop: ends what was started for it, when it is over.
-        :param name: of what was started for it, or for the template that it is a branch of.
+        :param stop: ends the process that was started for the template, when the template is over.
+        :param name: name of the process that was started for it, or for the template that it is a branch of.
         :param parent: the template that it is a branch of.
         """
         self._reserved.discard(key)
@@ -313,8 +313,8 @@ class TemplatePool:
         return [entry.template for entry in self._all() if entry.name == name and not entry.template.is_over]
 
     def takes(self, name: str, size_bytes: int) -> None:
-        """A template takes so much memory now, with its branches and without workers. It counts for the template as far
-        as it is not its branches'."""
+        """Record the memory of a template with its branches and without workers. The branches' share counts for the
+        branches."""
         family = [entry for entry in self._all() if entry.name == name]
         for entry in family:
             if entry.parent is None:
@@ -396,13 +396,13 @@ class TemplatePool:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _excess_bytes(self, needed_bytes: int = 0) -> int:
-        """What templates have beyond the budget; a single one may have more."""
+        """Return the memory of templates beyond the budget, which a single template may exceed."""
         sizes = [size for size in (*(entry.size_bytes for entry in self._all()), needed_bytes) if size]
         return 0 if self._memory_bytes is None or len(sizes) < 2 else sum(sizes) - self._memory_bytes
 
     def _make_room(self, needed_bytes: int, *, now: float) -> bool:
-        """End templates that were not used for a while, if that makes room for one of so much memory; whether it
-        has room."""
+        """End templates that were not used for a while, if that makes room for ``needed_bytes``. Return whether it
+        does."""
         excess_bytes = self._excess_bytes(needed_bytes)
         ended: list[str] = []
         for key, entry in self._idle():

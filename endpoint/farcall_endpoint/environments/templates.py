@@ -71,27 +71,27 @@ _SET_BY_CHILDREN: Final = frozenset(THREAD_VARIABLES)
 """But for these: a template is loaded with one thread, and a child gives the libraries its own number."""
 
 ANSWER_S: Final = 0.25
-"""So long the manager's loop stands for a template at most. To suspect one wrongly costs a start without it."""
+"""Longest time that the manager's loop waits for a template. A wrong suspicion costs one start without it."""
 _SUSPECTED_LIMIT_S: Final = 60.0
-"""A template that has been suspected for so long is killed, with its workers: nothing can be seen of their ends."""
+"""Time after which a suspected template is killed with its workers, because the ends of workers cannot be seen."""
 _MOST_PACKETS: Final = 200
-"""In one turn: a hostile image sends without end."""
+"""Maximum packets to read in one turn: a hostile image sends without end."""
 _MOST_REASON: Final = 500
-"""Characters of what a template says of itself; its image may be hostile."""
+"""Maximum characters of a template's message about itself; its image may be hostile."""
 _FILL_AFTER_S: Final = 0.005
-"""A spare child is replaced when the worker that it became has begun."""
+"""Delay before a spare child is replaced, so that the worker that it became begins first."""
 _BUSY_S: Final = 0.02
-"""While forks follow each other as fast as this, it is replaced at once: the next one would wait for it."""
+"""Interval of forks below which a spare child is replaced at once: the next fork would wait for it."""
 _CREDENTIALS: Final = struct.Struct("3i")
 _DESCRIPTORS_BYTES: Final = socket.CMSG_LEN(4 * MOST_DESCRIPTORS)
 _STATE, _EXIT_CODE = 0, 49
-"""Places in ``/proc/PID/stat``, counted behind the name of the program."""
+"""Positions of fields in ``/proc/PID/stat``, counted after the name of the program."""
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
 def variables_of_template(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of a worker's variables that its template must have, too, because they are read by imports. No secrets:
-    other users of the node can read the command line of a runner, and no import needs them."""
+    """Return the variables of a worker that its template needs, too, because imports read them. Secrets are left out:
+    other users of the node can read the command line of a runner, and no import needs secrets."""
     return {name: value for name, value in variables.items() if _is_of_template(name)}
 
 
@@ -101,7 +101,7 @@ def _is_of_template(name: str) -> bool:
 
 
 def template_key(environment_key: str, variables: Mapping[str, str]) -> str:
-    """What a template is known by: the key of its environment, and its :func:`variables_of_template`."""
+    """Return the key of a template: the key of its environment and a digest of its :func:`variables_of_template`."""
     read = tuple(variables_of_template(variables).items())
     return f"{environment_key}-{_digest(read)}" if read else environment_key
 
@@ -122,7 +122,7 @@ class TemplateSuspected(TemplateFailed):
 
 @dataclasses.dataclass(frozen=True)
 class TemplateImports:
-    """What a template has imported. ``cost``: seconds and bytes by module; ``skipped``: reasons by module."""
+    """Imports of a template. ``cost``: seconds and bytes by module; ``skipped``: reasons by module."""
 
     cost: Mapping[str, tuple[float, int]]
     skipped: Mapping[str, str]
@@ -258,7 +258,7 @@ class Template:
 
     @property
     def imports(self) -> TemplateImports:
-        """What it has imported so far."""
+        """Imports of the template so far."""
         return TemplateImports(dict(self._cost), dict(self._skipped))
 
     @property
@@ -649,7 +649,7 @@ def start_template(
 
 
 def _one_line(reason: str) -> str:
-    """What a template says of itself, for logs and messages."""
+    """Return a template's message about itself as one line for logs and messages."""
     return " ".join(plain(reason[:_MOST_REASON]).split())
 
 

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 DESCRIPTOR = "9"
-"""Of what was opened."""
+"""Number of the descriptor of an opened file or directory."""
 DIRECTORY, FILE, LINK, OTHER = "directory", "file", "link", "other"
 MOST_ENTRIES = 2000
-"""In a directory of the tree that must be assembled; bubblewrap takes 9,000 arguments."""
+"""Maximum entries of a directory of the tree that must be assembled; bubblewrap takes 9,000 arguments."""
 
 _TEMPORARY = "/tmp"  # noqa: S108 - the container's own
 _OF_CHARLIECLOUD = {
     **dict.fromkeys(("/dev", "/proc", "/sys", _TEMPORARY), DIRECTORY),
     **dict.fromkeys(("/etc/passwd", "/etc/group"), FILE),
 }
-"""What ch-run mounts, and must find in an image."""
+"""Paths on which ch-run mounts, and which it must find in an image."""
 _BUBBLEWRAP_SOURCES = ("--bind", "--bind-try", "--ro-bind", "--ro-bind-try", "--dev-bind", "--dev-bind-try")
 _BUBBLEWRAP_DIRECTORIES = ("--dev", "--proc", "--tmpfs", "--mqueue", "--dir")
 _NEWNS, _NEWUSER, _NEWNET = 0x20000, 0x10000000, 0x40000000
@@ -58,7 +58,7 @@ Step = tuple[str, str, str]
 
 
 def layout(read: Callable[[str], Mapping[str, Entry]], targets: Mapping[str, str]) -> list[Step]:
-    """How to show a tree, read-only, so that all mounts have their place. Pure, but for what it reads.
+    """Return the steps that show a tree, read-only, so that all mounts have their place. Pure, apart from ``read``.
 
     :param read: the entries of a directory of the tree, by its path in the container.
     :param targets: absolute paths where something is mounted afterwards, each with its kind.
@@ -67,7 +67,7 @@ def layout(read: Callable[[str], Mapping[str, Entry]], targets: Mapping[str, str
     directories: dict[str, Mapping[str, Entry]] = {}
 
     def kind(path: str) -> str:
-        """Of a path of the tree, without following links; empty if it does not exist."""
+        """Kind of a path of the tree, without following links; empty if the path does not exist."""
         if path == "/":
             return DIRECTORY
         above, name = os.path.split(path)
@@ -106,7 +106,7 @@ def _is_below(path: str, above: str) -> bool:
 
 
 def bubblewrap_targets(arguments: Sequence[str]) -> dict[str, str]:
-    """Where bubblewrap's arguments mount something, each with its kind; without what does not exist and need not."""
+    """Return the paths where bubblewrap's arguments mount, with their kinds, without sources that do not exist."""
     found: dict[str, str] = {}
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for index, option in enumerate(options):

@@ -126,7 +126,7 @@ class UvRunner:
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def command(self, start: Start) -> list[str]:
-        """As of a virtual environment, which it is."""
+        """Return the command for a virtual environment: uv has installed one."""
         return self._prefix.command(start)
 
     def stop(self, start: Start) -> list[str] | None:
@@ -189,10 +189,10 @@ def install(
 
 
 class _Interpreter:
-    """What makes a new virtual environment run the endpoint's own Python, which starts before anything is confined.
+    """Files with which a new virtual environment runs the endpoint's own Python, which starts before it is confined.
 
-    Packages may write there, too: a wheel with another ``pyvenv.cfg``, or with ``bin/python3._pth``, would replace the
-    standard library.
+    Packages may write these files, too: a wheel with another ``pyvenv.cfg``, or with ``bin/python3._pth``, would
+    replace the standard library.
     """
 
     def __init__(self, venv: Path) -> None:

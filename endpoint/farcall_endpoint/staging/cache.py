@@ -45,9 +45,9 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MOST_DEFAULT_BYTES: Final = 50 * 10**9
 _DEFAULT_SHARE: Final = 10
 _STEP_BYTES: Final = 64 * 2**20
-"""So much room a file of unknown size gets at a time."""
+"""Room to reserve at a time for a file of unknown size."""
 _MOST_URLS: Final = 100
-"""Of one content: each signed URL is another one, and the budget does not count the index."""
+"""Maximum URLs in the index per content. Each signed URL is a new one, and the budget does not count the index."""
 
 
 class _Inode(NamedTuple):
@@ -99,7 +99,7 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """What all copies take."""
+        """Size of all copies."""
         return self._used.total()
 
     def _open(self) -> sqlite3.Connection:
@@ -211,7 +211,7 @@ class Cache:
 
     @contextlib.contextmanager
     def draft(self, submitter: str, number: int, size_bytes: int | None, *, payer: str = "") -> Iterator[Path]:
-        """An empty file for what comes, with room for it.
+        """Make an empty file for a copy, with room reserved for it.
 
         :param payer: the creator of a service account, whose copies count together; empty: the submitter.
         :raises MoveError: if there is no room.
@@ -231,9 +231,9 @@ class Cache:
             path.unlink(missing_ok=True)
 
     def grown(self, draft: Path, size_bytes: int) -> None:
-        """A draft has so many bytes: more than was expected need room, too.
+        """Reserve room if a draft is larger than expected.
 
-        :raises MoveError: if there is none.
+        :raises MoveError: if there is no room.
         """
         if size_bytes > self._drafts.get(draft, 0):
             self.reserve(draft, max(size_bytes, min(size_bytes + _STEP_BYTES, self.budget_bytes)))

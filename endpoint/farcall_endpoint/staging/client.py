@@ -27,12 +27,12 @@ from farcall_endpoint.staging.settings import TransferSettings
 _logger = logging.getLogger(__name__)
 
 _PROCESS: Final = "farcall_endpoint.staging.process"
-"""Not imported here: an agent without files needs no library that moves them."""
+"""Module of the transfer process. The agent does not import it: without files, it needs no transfer library."""
 _IDLE_S: Final = 60.0
 _FIRST_WORD_S: Final = 120.0
-"""So long a process may take to start: its Python may lie on a file system under load."""
+"""Longest start of a process: its Python may be on a file system under load."""
 _QUIET_S: Final = 15.0
-"""After so long without a word, while an answer is due, it is asked for a sign of life; after as long again, it is
+"""Silence, while an answer is due, until the process gets a Ping. After the same time again, the process is
 replaced."""
 _KILL_LIMIT_S: Final = 2.0
 _decode: Final = msgspec.msgpack.Decoder(Report).decode
@@ -149,8 +149,8 @@ class TransferClient:
         self._poller.modify(self._socket, zmq.POLLIN | (zmq.POLLOUT if self._unsent else 0))
 
     def receive(self) -> tuple[list[Report], str]:
-        """What the process has reported, and why it was lost if it was: then all that is not answered is to be ordered
-        again. To be called in each turn."""
+        """Return the process's reports, and the reason if the process was lost: then send all unanswered orders again.
+        Call this in each turn."""
         if self._socket is None and not self._unsent:
             return [], ""
         reports: list[Report] = []

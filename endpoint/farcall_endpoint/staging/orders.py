@@ -21,7 +21,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 def taken_bytes(size_bytes: int) -> int:
-    """What a file takes of the cache's budget: the number of small files has a limit, too."""
+    """Return the budget of the cache that a file uses. A minimum per file limits the number of small files."""
     return max(size_bytes, _LEAST_BYTES)
 
 
@@ -173,9 +173,9 @@ class Stored(_Message, frozen=True):
 
 
 class Failed(_Message, frozen=True):
-    """A transfer has failed. ``error``: the record, as JSON. If there was no room: ``missing_bytes`` are to become
-    free and ``budget_bytes`` are for all, 0 if that is unknown (a disk is full), and ``drafts`` has the number and the
-    room of each file on its way."""
+    """A transfer has failed. ``error``: the record, as JSON. If there was no room: ``missing_bytes`` must become free,
+    ``budget_bytes`` is the room of all copies, 0 if unknown (a disk is full), and ``drafts`` has the number and the
+    room of each file in transit."""
 
     number: int
     error: dict[str, Any]
@@ -191,7 +191,7 @@ class Progress(_Message, frozen=True):
 
 
 class CacheUse(_Message, frozen=True):
-    """What the copies in the cache take, and what they may take. Now and then, at the end of a transfer."""
+    """Size and budget of the copies in the cache. Sent at the ends of some transfers."""
 
     used_bytes: int
     budget_bytes: int

@@ -24,9 +24,9 @@ from farcall_endpoint.worker.directories import SUBMITTERS, name_of, submitter_d
 _STAGED: Final = "staged"
 _ASIDE: Final = ".old-"
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EACCES})
-"""What a file system answers that cannot link here."""
+"""Errors of a file system that cannot create a hard link here."""
 _OF_TASKS: Final = frozenset({errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.EACCES, errno.EPERM})
-"""What a file system answers where a task has made a link, a file or a closed directory, which stays."""
+"""Errors where a task has made a link, a file or a closed directory. What the task has made stays."""
 _COPY_BYTES: Final = 4 * 2**20
 
 

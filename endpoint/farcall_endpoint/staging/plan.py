@@ -31,18 +31,18 @@ from farcall_endpoint.staging.orders import Order, Report, taken_bytes
 from farcall_endpoint.staging.room import Room
 
 MOST_ROWS: Final = 100
-"""Of tasks in a report."""
+"""Maximum rows of tasks in a report."""
 _MOST_ACTIVE: Final = 20_000
-"""Files of the tasks that are staged at a time, as each takes memory here. A submitter without any may begin with one
-task in any case."""
+"""Maximum files of tasks that are staged at a time, as each takes memory here. A submitter without any such task may
+always begin with one."""
 _MOST_TAKEN: Final = 96
-"""Transfers at a time: a submitter without any may begin with one although others have all of ``max_transfers``. The
-process has more threads than that."""
+"""Maximum transfers at a time: a submitter without any may begin with one although others have all ``max_transfers``.
+The process has more threads than that."""
 _TRIES: Final = 5
 _FETCH_RETRY_S: Final = 120.0
-"""For so long it is tried to get a file while what failed may pass, as when a network is away for a moment."""
+"""Time to retry to get a file after temporary failures, such as a network outage."""
 _STORE_RETRY_S: Final = 900.0
-"""The same for a file that is stored: with it the work of a task would be lost."""
+"""Time to retry to store a file after temporary failures. A lost file would be a task's lost work."""
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
 _GAVE_WAY: Final = "there is no room for its files, while those of others need it"
@@ -51,7 +51,7 @@ _MISSING: Final = {
     "globus": "it has no Globus collection (files.globus)",
     "endpoint": "an Engine has no deployment; files of other endpoints need one",
 }
-"""What is missing where a scheme that all know cannot be copied."""
+"""Reasons why an endpoint cannot copy files of a known scheme."""
 
 Direction = Literal["staging-in", "staging-out"]
 
@@ -60,11 +60,11 @@ Direction = Literal["staging-in", "staging-out"]
 
 
 class FileList(msgspec.Struct, frozen=True, array_like=True):
-    """What an agent keeps of the list of a task's files; the spool has it too. Most tasks have few files, but one may
-    have thousands, and so may each of the next: the list stays packed until its turn.
+    """Staged files of a task, as the agent and the spool keep them. Most tasks have few files, but many tasks may have
+    thousands each: the list stays packed until the task's turn.
 
-    :param packed: the files that are staged, each with its number in the list; see :meth:`uses`.
-    :param reads, writes: how many of these there are.
+    :param packed: the files that are staged, each with its number in the task's list; see :meth:`uses`.
+    :param reads, writes: number of files to read and to write.
     """
 
     packed: bytes
@@ -719,8 +719,8 @@ class Staging:
         heapq.heappush(self._retries, (at, transfer.number))
 
     def _make_room(self, transfer: _Transfer, report: orders.Failed, problem: str, now: float) -> bool:
-        """While other tasks have files here, some that have no worker give way, or the tasks of this transfer wait.
-        False if there are no others."""
+        """Let other tasks without a worker give way, or let the tasks of this transfer wait. Return False if no other
+        task has files here."""
         drafts: dict[str, int] = {}
         for number, size_bytes in report.drafts:
             moving = self._on_way.get(number)

@@ -59,10 +59,10 @@ _DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG."""
 _MOST_THREADS: Final = 400
 _MOST_THREADS_OF_ONE: Final = 120
-"""Of one payer: those of a server that never answers hang, and others move their files."""
+"""Maximum threads of one payer. If its server never answers and they hang, other payers' files still move."""
 _MOST_BATCHES: Final = 64
 _MOST_BATCHES_OF_ONE: Final = 16
-"""At a time, of all payers and of each: what comes meanwhile moves together afterwards."""
+"""Maximum batches at a time, of all payers and of each payer. Files that come meanwhile move together afterwards."""
 _PROGRESS_S: Final = 0.2
 _CACHE_USE_S: Final = 1.0
 """Shortest times between two reports, of a transfer and of the cache."""
@@ -174,8 +174,8 @@ class Transfers:
             self._start(order.share_of, lambda: self._transfer(order, cancelled))
 
     def begin_batch(self) -> None:
-        """All orders that have come were given to :meth:`perform`: begin with those that move together. Each submitter
-        has batches of their own: one transfer may hold its files up, and its errors may name them."""
+        """Begin to move the files that move together, after :meth:`perform` got all orders that have come. Submitters
+        have separate batches: a transfer may delay all its files, and its errors may name them."""
         begun: list[tuple[str, list[orders.Fetch | orders.Store]]] = []
         with self._lock:
             for whose in list(self._waiting):
@@ -294,7 +294,7 @@ class Transfers:
             return orders.Fetched(order.number, size_bytes, sha256, cached=False)
 
     def _mover(self, order: orders.Fetch, cancelled: threading.Event) -> Mover:
-        """What gets a file. Who may read a file of another endpoint is decided there."""
+        """Return the mover of a file. For a file of another endpoint, that endpoint decides who may read it."""
         if order.use.url.startswith(f"{SCHEME}://"):
             return EndpointMover(
                 self._pieces, submitter=order.submitter, task_ids=order.task_ids, cancelled=cancelled.is_set
@@ -360,7 +360,7 @@ class Transfers:
 
     @contextlib.contextmanager
     def _written(self, order: orders.Store) -> Iterator[tuple[Path, int]]:
-        """What a task has written: the path of the open file, and its size."""
+        """Open a file that a task has written, and yield the path of the open file and its size."""
         try:
             descriptor = self._places.open_written(order.task_id, order.submitter, order.use.url)
         except FileNotFoundError as error:
@@ -497,7 +497,7 @@ def _end_process(failure: threading.ExceptHookArgs) -> None:
 
 
 def _received(agent: socket.socket) -> bytes:
-    """What the agent sends; empty when it is gone."""
+    """Receive data from the agent; empty when the agent is gone."""
     try:
         return agent.recv(2**16)
     except ConnectionResetError:  # it has not read all that it was sent

@@ -53,10 +53,10 @@ class ReadPiece(NamedTuple):
 
 
 class ReadableFiles:
-    """What tasks at other endpoints may read here.
+    """Files of this endpoint that tasks at other endpoints may read.
 
-    :param working_dir: of tasks.
-    :param storages: of the configuration.
+    :param working_dir: working directory of tasks.
+    :param storages: storages of the configuration.
     :param is_restricted: whether only certain functions run here.
     :param memory_of: returns the directory in memory of a submitter; None if there is none.
     """

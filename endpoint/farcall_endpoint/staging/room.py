@@ -21,19 +21,19 @@ from typing import Final, NamedTuple
 _TURN_S: Final = 60.0
 _PAUSE: Final = 9
 _HOLD_S: Final = 60.0
-"""A task without a worker may hold for so long what a payer needs that holds nothing; each time that it gives way,
-twice as long. It may wait for a node that never comes."""
+"""Time for which a task without a worker keeps room that a payer without any room needs; the task's node may never
+come. The time doubles each time that the task gives way."""
 _TRY_S: Final = 5.0
-"""So long others wait until a task has its room; its storage may never answer."""
+"""Time for which other payers wait until a task has its room. The limit exists because a storage may never answer."""
 _RETRY_S: Final = 60.0
-"""So long a payer waits for room at most, until it is tried whether there is some."""
+"""Longest time that a payer waits for room before its transfer is tried again."""
 
 _Key = tuple[int, int, int]
 """Level, claim, number of the place: the lowest one is first."""
 
 
 class Lack(NamedTuple):
-    """What becomes of tasks that have no room.
+    """Decision about a transfer that has no room.
 
     :param give_way: tasks that lose their copies, in this order.
     :param tries_again: whether the transfer is tried again in a moment; else its tasks give way, too, and wait.
@@ -136,7 +136,7 @@ class Room:
         share.moving += place.is_moving
 
     def add(self, task_id: str, sha256: str, size_bytes: int) -> None:
-        """A task has a copy that takes so many bytes."""
+        """Record that a task has a copy of ``size_bytes``."""
         place = self._places[task_id]
         if sha256 not in place.contents:
             share = self._payers[place.payer]
@@ -236,7 +236,7 @@ class Room:
     # -- who is next ---------------------------------------------------------------------------------------------------
 
     def in_order(self, payers: Iterable[str], now: float) -> list[str]:
-        """Those of the payers with waiting tasks that may begin one now, the first one first."""
+        """Return the payers, of those with waiting tasks, that may begin a task now, the first one first."""
         short = [(share.level, share.claim, name) for name, share in self._payers.items() if share.short]
         if not short:
             return list(payers)
@@ -267,8 +267,8 @@ class Room:
         return [payer for _, _, payer in found]
 
     def may_begin(self, payer: str) -> bool:
-        """Whether one more task of a payer may be staged at present: one of which it is not known that there is no
-        room, or that one alone."""
+        """Whether one more task of a payer may be staged at present. A payer with a task that has no room stages one
+        task at a time."""
         share = self._payers[payer]
         if share.short:
             return not share.moving
@@ -305,11 +305,11 @@ class Room:
         drafts: Mapping[str, int],
         now: float,
     ) -> Lack | None:
-        """These tasks of a payer wait for a file for which there is no room; None if no other task has any.
+        """Decide about tasks of a payer that wait for a file without room; None if no other task has room.
 
-        :param missing_bytes: for all of their files of which that is known.
-        :param budget_bytes: for all; 0: unknown.
-        :param drafts: room of files on their way, by a task that waits for them.
+        :param missing_bytes: missing room of all their files of known size.
+        :param budget_bytes: room of all tasks; 0: unknown.
+        :param drafts: room of files in transit, by a task that waits for them.
         """
         others = [each for name, each in self._places.items() if name not in task_ids]
         if not self._removing and not any(e.is_fixed or e.contents or e.task_id in drafts for e in others):

@@ -32,7 +32,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transfer process needs to know of Globus.
+    """Settings for Globus in a transfer process.
 
     :param collection: the UUID of the endpoint's own collection.
     :param path, directory: one directory, as the collection names it and as this machine does.
@@ -69,10 +69,10 @@ class GlobusSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transfer process needs to know.
+    """Settings of a transfer process.
 
-    :param directory: of the cache.
-    :param working_dir: of tasks.
+    :param directory: directory of the cache.
+    :param working_dir: working directory of tasks.
     :param cache_bytes: budget of the cache; None: its default.
     :param is_restricted: whether tasks of the owner have no more rights than those of others.
     :param globus: None: the endpoint has no collection.

@@ -22,9 +22,9 @@ from farcall_common.file_arguments import shown
 from farcall_endpoint import outcomes
 
 _WRITE_BYTES: Final = 2**18
-"""What is hashed and written at a time stays in the caches of a processor. For larger pieces Linux takes larger pages,
-which a virtual machine may have to get from its host first: a GB took 2.5 s in pieces of 8 MiB on one, and 0.25 s in
-such small ones."""
+"""Size of the pieces that are hashed and written: each stays in a processor's caches. For larger pieces Linux takes
+larger pages, which a virtual machine may have to get from its host first: on one, a GB took 2.5 s in pieces of 8 MiB,
+and 0.25 s in these."""
 
 
 _SETTLED: Final = datetime.timedelta(seconds=2)
@@ -32,7 +32,7 @@ _SETTLED: Final = datetime.timedelta(seconds=2)
 
 class MoveError(Exception):
     """A file cannot be moved. ``record``: one of ``outcomes.file_*``, whose ``retryable`` says whether the plan tries
-    again. ``missing_bytes``: what is to become free, if there is no room in the cache."""
+    again. ``missing_bytes``: bytes that must become free, if there is no room in the cache."""
 
     def __init__(self, record: ErrorRecord, *, missing_bytes: int = 0) -> None:
         super().__init__(record.message)
@@ -59,10 +59,10 @@ class Found(NamedTuple):
 
 
 def is_settled(modified: datetime.datetime, now: datetime.datetime | None = None) -> bool:
-    """Whether each further change of a file has another modification time: storages note whole seconds. One that has
-    none but this time as its version is not copied again then.
+    """Whether every later change of a file gets another modification time, because storages round it to seconds. If so,
+    a file that has only this time as its version is not copied again.
 
-    :param now: the time at the storage, if it says it.
+    :param now: the time at the storage, if known.
     """
     return (now or datetime.datetime.now(datetime.UTC)) - modified >= _SETTLED
 
@@ -100,7 +100,7 @@ class DraftWriter:
 
 
 class Mover(Protocol):
-    """One file in each call."""
+    """Mover of one file per call."""
 
     def stat(self, url: str) -> Found:
         """Look a file up.
@@ -136,7 +136,7 @@ class ReadOnlyMover:
         report: Callable[[int], None],  # noqa: ARG002
         cancelled: Callable[[], bool],  # noqa: ARG002
     ) -> Found:
-        """Not possible."""
+        """Refuse: URLs of this scheme cannot be written."""
         scheme = url.partition("://")[0]
         raise MoveError(outcomes.file_unsupported(shown(url), f"{scheme}:// cannot be written"))
 
@@ -174,4 +174,4 @@ class BatchMover(Protocol):
 
 
 BATCH_SCHEMES = frozenset({"globus"})
-"""Of the URLs that batch movers move."""
+"""Schemes of the URLs that batch movers move."""

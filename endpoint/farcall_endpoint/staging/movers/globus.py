@@ -49,9 +49,9 @@ from farcall_endpoint.staging.settings import GlobusSettings
 _logger: Final = logging.getLogger(__name__)
 
 _MOST_LISTED: Final = 100_000
-"""Of a directory; Globus lists no more."""
+"""Maximum entries of a directory that Globus lists."""
 _KEEP_S: Final = 86_400.0
-"""So long the files of a former process wait for tasks that need them."""
+"""Time for which the files of a former process wait for tasks that need them."""
 _FIRST_POLL_S: Final = 1.0
 _MAX_POLL_S: Final = 10.0
 _CANCEL_LIMIT_S: Final = 60.0
@@ -517,7 +517,7 @@ class GlobusMover:
                     self._forget(transfer)
 
     def _directory(self, transfer: Transfer) -> Path:
-        """Where the files of a transfer are on this machine."""
+        """Directory of a transfer's files on this machine."""
         return Path(self._settings.directory) / transfer.submission_id
 
 

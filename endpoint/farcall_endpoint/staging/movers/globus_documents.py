@@ -18,9 +18,9 @@ from farcall_endpoint.staging.movers import Found, Move, MoveError, is_settled
 from farcall_endpoint.staging.movers.globus_journal import Transfer
 
 _MOST_ITEMS: Final = 10_000
-"""Of one transfer task."""
+"""Maximum files of one transfer task."""
 _DEADLINE_S: Final = 7 * 86_400.0
-"""After that Globus ends a transfer itself, whatever becomes of this endpoint."""
+"""Time after which Globus itself ends a transfer, whatever happens to this endpoint."""
 
 
 class Place(NamedTuple):
@@ -63,7 +63,7 @@ def value_of(answer: globus_sdk.GlobusHTTPResponse, name: str) -> Any:
 
 
 def document_of(transfer: Transfer) -> globus_sdk.TransferData:
-    """What is submitted; the same each time."""
+    """Return the document to submit to Globus. It is the same each time a transfer is submitted."""
     source, destination = transfer.collection, transfer.own_collection
     if transfer.mode == "w":
         source, destination = destination, source

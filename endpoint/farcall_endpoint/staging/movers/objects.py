@@ -24,7 +24,7 @@ from farcall_endpoint.staging.movers.ranges import Chunk, Helpers, RangeReader
 SCHEMES: Final = frozenset({"az", "gs", "s3"})
 _QUERY: Final = re.compile(r"\?[^\s\"')]*")
 _CAUSE: Final = re.compile(r'\b(?:error|message): "([^"\n]{1,200})"')
-"""Of an error of a connection, in the lines after the first: obstore has no other place for it."""
+"""Cause of a connection error, in the lines after the first: obstore has no other place for it."""
 _FOR_CREDENTIALS: Final = (
     "/latest/api/token",
     "/latest/meta-data/iam/",
@@ -34,7 +34,7 @@ _FOR_CREDENTIALS: Final = (
 )
 """Parts of the addresses that obstore asks for credentials if it was given none: the metadata services of clouds."""
 _OTHER_REGION: Final = "redirect without LOCATION"
-"""What obstore says of a bucket of S3 that is in another region."""
+"""Text in obstore's error for an S3 bucket in another region."""
 _MOST_CHARACTERS: Final = 500
 _RANGES_FROM_BYTES: Final = 32 * 2**20
 _CHUNK_BYTES: Final = 256 * 2**10
@@ -49,7 +49,7 @@ _RETRIES: Final[Mapping[str, Any]] = {
     "backoff": {"init_backoff": datetime.timedelta(seconds=0.2), "max_backoff": datetime.timedelta(seconds=5)},
 }
 _CLIENT_OPTIONS: Final = frozenset({"allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate"})
-"""Of the options of a storage, those of its connections."""
+"""Options of a storage that configure its connections."""
 _AWS_CREDENTIALS: Final = (
     "AWS_ACCESS_KEY_ID",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
@@ -250,6 +250,6 @@ def _mapped(url: str, *, is_output: bool = False) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error of obstore says, without the queries of URLs, which may have signatures."""
+    """Return the first line of an obstore error without the queries of URLs, which may have signatures."""
     line = str(error).strip().split("\n", 1)[0]
     return _QUERY.sub("", line)[:_MOST_CHARACTERS]
