@@ -1,4 +1,4 @@
-"""Attempts: the tasks of a stage while they run. Failed ones are tried again, and slow ones get a copy."""
+"""Attempts: the tasks of a stage while they run. Failed tasks are retried, and slow tasks get a copy."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from farcall_analytics.tasks import Chain, Done, Regroup, Task, Unsuitable
 from farcall_common.errors import ConfigurationError, ObjectGone, TaskFailed
 
 GRACE_S: Final = 10.0
-"""For which tasks that nothing waits for are awaited before what they write is deleted."""
+"""Seconds to wait for tasks that are no longer needed, before their blocks are deleted."""
 _LOOKS_EVERY_S: Final = 0.25
 _COPIES_PART: Final = 0.1
-"""Of the tasks of a stage, how many may have a copy at the same time; one at least."""
+"""Fraction of a stage's tasks that may have a copy at the same time; at least one task may."""
 _SLOWNESS: Final = 1.5
-"""How many times the median of the others a task must have run before it gets a copy."""
+"""Run time from which a task gets a copy, as a multiple of the median of other tasks."""
 _UNKNOWN_S: Final = 10.0
-"""After which a task gets a copy if it is not known how long others take."""
+"""Seconds after which a task gets a copy if no other task has ended."""
 _MOST_ROUNDS: Final = 4
-"""In which a task seeks a place that it need not avoid: by 2, 4, 8, ... attempts at the same time."""
+"""Rounds in which a task that must avoid some nodes seeks another one: with 2, 4, 8, ... attempts at the same time."""
 
 
 class Executor(Protocol):
@@ -89,9 +89,10 @@ class Attempts:
         """Attempts that still run although another one has done their task."""
 
     def run(self) -> list[Done]:
-        """What the tasks have done, in order. If one fails for good, others are cancelled, and awaited for a while.
+        """Run the tasks, and return their results in order. If one fails for good, cancel the others and wait for them,
+        but no longer than :data:`GRACE_S`.
 
-        :raises CancelledError: if they are not wanted any more.
+        :raises CancelledError: if the tasks were stopped.
         """
         try:
             for each in self._all:
@@ -112,7 +113,7 @@ class Attempts:
 
     @property
     def done(self) -> list[Done]:
-        """What has been done so far, in order."""
+        """Results of the tasks that are done so far, in order."""
         return [each.done for each in self._all if each.done is not None]
 
     def _start(self, attempts: _Attempts) -> None:
@@ -203,12 +204,12 @@ class Attempts:
 
 
 def _size(task: Task | Chain | Regroup) -> int:
-    """How many tasks it is."""
+    """Return the number of tasks in a chain, or 1."""
     return len(task.tasks) if isinstance(task, Chain) else 1
 
 
 def _inner(error: BaseException) -> BaseException:
-    """What a task has raised, if that can be read here."""
+    """Return the exception that a task has raised, if this program can read it."""
     if "No module named 'farcall_analytics" in str(error):
         missing = ConfigurationError(
             "Workers cannot import farcall_analytics.", hint="Run `pip install farcall-analytics` where workers run."

@@ -109,7 +109,7 @@ def explain(
 
 
 def _executor(endpoint: str | None) -> Executor | ThreadPoolExecutor:
-    """That of an endpoint; without one and without a login, plans are made of assumptions."""
+    """Return the executor of an endpoint. Without an endpoint and a login, one for plans from assumptions."""
     try:
         return Executor(endpoint)
     except ConfigurationError:

@@ -26,10 +26,10 @@ from farcall_common.errors import ConfigurationError
 _NUMBER = "number"
 _TIE = "tie"
 _SPILLED_ROWS: Final = 8192
-"""Of a batch, where memory is limited: what goes to the disk goes there in whole batches."""
+"""Rows of a batch if memory is limited: DataFusion spills whole batches to the disk."""
 _RESERVATION: Final = "datafusion.execution.sort_spill_reservation_bytes"
 _MERGE_BYTES: Final = 10_000_000
-"""Of a limited memory, what is kept for the merge of sorted runs; of a small one, a quarter."""
+"""Bytes of a limited memory that are reserved for the merge of sorted runs, but at most a quarter of the memory."""
 
 _used_by = 0
 

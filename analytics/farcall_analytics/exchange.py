@@ -1,4 +1,4 @@
-"""Exchange: what tasks that partition write for those that combine, and how these read it.
+"""Exchange: format of the blocks that partitioning tasks write and combining tasks read.
 
 Any attempt of a task may write; the first one that commits counts, and all others find out what it wrote. So a retry
 and a speculative copy neither double nor lose a row, even if their rows are in another order. A commit is a block that
@@ -33,13 +33,13 @@ _CHECK: Final = struct.Struct("<I")
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What the committed attempt of a task has written.
+    """Partitions that the committed attempt of a task has written, in one combined block, or in many (pairs).
 
-    :param name: of its block; of pairs, what the names of its blocks begin with.
-    :param offsets: where partitions begin and end in the block; of pairs, the sums of their sizes.
-    :param first: the number of its first partition.
-    :param storage: the number of the storage where it is.
-    :param per_block: of pairs, partitions in each block but the last one.
+    :param name: name of the combined block, or prefix of the names of pairs.
+    :param offsets: start and end of each partition in the combined block; for pairs, the running sums of their sizes.
+    :param first: number of the first partition.
+    :param storage: number of the storage that has the blocks.
+    :param per_block: partitions in each block of pairs but the last one.
     :param checks: the CRC-32 of each partition, 4 bytes each.
     """
 
@@ -57,7 +57,7 @@ class Written(msgspec.Struct, frozen=True):
         return self.offsets[-1] - self.offsets[0]
 
     def has(self, partition: int) -> bool:
-        """Whether a partition is in it."""
+        """Whether a partition is among them."""
         return self.first <= partition < self.first + len(self.offsets) - 1
 
     def parts(self, first: int, last: int) -> Iterator[tuple[Part, list[int], bytes]]:
@@ -114,14 +114,14 @@ def write_combined(blocks: Blocks, name: str, partitions: Sequence[Sequence[Piec
 
 
 def read_combined(blocks: Blocks, name: str, count: int) -> Written:
-    """What is in a combined block with so many partitions.
+    """Read the head of a combined block with ``count`` partitions.
 
-    :raises ObjectGone: if there is none, or its head is damaged.
-    :raises ValueError: if it is something else.
+    :raises ObjectGone: if there is no such block, or its head is damaged.
+    :raises ValueError: if the block has another format or number of partitions.
     """
     read = blocks.read(Part(name, 0, _head_size(count)))
     if _HEAD.unpack_from(read, _CHECK.size) != (_MAGIC, count):
-        raise ValueError(f"{name} is no block with {count} partitions")
+        raise ValueError(f"{name}: expected a block with {count} partitions")
     head = unchecked(read, name)[_HEAD.size :]
     size = _OFFSET.size * (count + 1)
     offsets = tuple(offset for (offset,) in _OFFSET.iter_unpack(head[:size]))

@@ -45,7 +45,7 @@ JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 class Place(NamedTuple):
-    """Where and how queries run."""
+    """Executor and settings of queries."""
 
     executor: Executor
     settings: Settings
@@ -89,7 +89,7 @@ class Dataset:
         """The rows of both with equal keys; of other columns, both must not have the same.
 
         :param how: ``semi`` and ``anti``: rows of this one that have, or do not have, a partner.
-        :raises QueryProblem: if a column is missing, or both have one that is no key.
+        :raises QueryProblem: if a column is missing, or both sides have a column outside the keys.
         """
         keys = [on] if isinstance(on, str) else list(on)
         if how not in get_args(JoinKind):
@@ -100,11 +100,11 @@ class Dataset:
             side._check(keys)
         both = set(self.schema.names) & set(other.schema.names) - set(keys)
         if both and how not in ("semi", "anti"):
-            raise QueryProblem(f"both sides have {', '.join(sorted(both))}, which is no key: rename one of them")
+            raise QueryProblem(f"both sides have {', '.join(sorted(both))}, outside the keys: rename one of them")
         return self._with(lambda frame: _joined(frame, other._frame, keys, how), other._tables)
 
     def group_by(self, *keys: Key | Sequence[Key]) -> Groups:
-        """Rows with equal keys; :meth:`Groups.agg` says what of them."""
+        """Group rows with equal keys. :meth:`Groups.agg` aggregates each group."""
         keys = _flat(keys)
         self._check([each for each in keys if isinstance(each, str)])
         return Groups(self, keys)
@@ -257,7 +257,7 @@ class Dataset:
     def _check(self, names: Sequence[str]) -> None:
         for name in names:
             if name not in self.schema.names:
-                raise QueryProblem(f"{name} is no column; there are {', '.join(self.schema.names)}")
+                raise QueryProblem(f"unknown column {name}. Expected one of: {', '.join(self.schema.names)}")
 
 
 class Groups:
@@ -302,7 +302,7 @@ def from_arrow(table: Any, *, executor: Executor, storage: str | None = None, **
         found = table if isinstance(table, pa.Table) else pa.table(table)
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise QueryProblem(
-            f"{type(table).__name__} is no table: expected one of Arrow, a data frame, or lists by name"
+            f"expected a table of Arrow, a data frame, or lists by name, got {type(table).__name__}"
         ) from error
     return _dataset(_place(executor, storage, options), _plain(found))
 
@@ -332,7 +332,7 @@ def sql(
         frame = context.sql_with_options(query.strip().removesuffix(";"), _QUERIES_ONLY)
     if frame.logical_plan().display().startswith(("Explain", "Analyze", "DescribeTable")):
         raise QueryProblem(
-            "it is no query: leave out EXPLAIN, or DESCRIBE; the plan of a query is that of sql(...).plan()"
+            "expected a query: leave out EXPLAIN or DESCRIBE. sql(...).plan() returns the plan of a query"
         )
     return Dataset(place, frame, all_tables)
 
@@ -381,7 +381,7 @@ def _flat(keys: Sequence[Key | Sequence[Key]]) -> tuple[Key, ...]:
     """Keys, also if they were given as a list."""
     for each in keys:
         if not isinstance(each, (str, Expr, Sequence)):
-            raise QueryProblem(f"{each!r} is no key: expected the name of a column, or an expression")
+            raise QueryProblem(f"expected a column name or an expression as key, got {each!r}")
     return tuple(itertools.chain.from_iterable([each] if isinstance(each, (str, Expr)) else each for each in keys))
 
 
@@ -395,7 +395,7 @@ def _check_settings(options: Mapping[str, Any]) -> None:
     names = {each.name for each in dataclasses.fields(Settings)} - {"storage"}
     for name in options:
         if name not in names:
-            raise ConfigurationError(f"{name} is no setting.", hint=f"Settings are {', '.join(sorted(names))}.")
+            raise ConfigurationError(f"Unknown setting {name}.", hint=f"Choose from: {', '.join(sorted(names))}.")
 
 
 def _place(executor: Executor, storage: str | None, options: Mapping[str, Any]) -> Place:

@@ -30,30 +30,30 @@ from farcall_analytics.profiles import NO_CODEC, Codec, Profile
 from farcall_analytics.stages import Query, Source, Stage
 
 FAN_IN: Final = 64
-"""Blocks that one task puts together, where all rows go to one, or each task of the next stage reads all."""
+"""Blocks that one task merges, if all rows go to one task, or each task of the next stage reads all rows."""
 _SMALL: Final = 1e6
-"""Bytes up to which nothing is compared: one method is as good as another one."""
+"""Bytes up to which no plans are compared: the choice of the method makes no difference."""
 _ROUND_PARTS: Final = (0.025, 0.05, 0.1, 0.2, 0.5)
-"""Of the data, which a round of a hybrid exchange takes."""
+"""Fractions of the data that a round of a hybrid exchange may move."""
 _MOST_WIDER: Final = 4.0
-"""Times the workers, up to which numbers of partitions are compared."""
+"""Highest number of partitions that is compared, as a multiple of the number of workers."""
 _WEIGHTS: Final = tuple(10.0 ** (place / 4) for place in range(-48, 17))
-"""Dollars that a second may be worth."""
+"""Values of a second, in dollars, that the planner tries."""
 _MOST_PER_CALL: Final = 8
 _LEAST_CALLS: Final = 2
-"""Of each worker, so that slow ones may do less."""
+"""Minimum number of calls for each worker, so that slow workers can take fewer."""
 _TRUST: Final = 0.5
-"""Of a new measurement; the rest is that of what was measured before."""
+"""Weight of a new measurement. Earlier measurements have the rest."""
 _LEAST_COMPARED: Final = 4e6
-"""Bytes of a task from which its bandwidth counts."""
+"""Minimum bytes of a task for its bandwidth to count."""
 _FASTEST: Final = math.inf
 
 
 class Step(NamedTuple):
-    """How the rows that a stage reads from others are exchanged.
+    """Exchange of the rows that a stage reads from others.
 
-    :param partitions: its tasks. ``fast_bytes``: of memory for ``hybrid``. ``rounds``: how many there are;
-        ``pipelined``: two at the same time, in half the memory each.
+    :param partitions: number of the stage's tasks. ``fast_bytes``: bytes of memory for ``hybrid``. ``rounds``: number
+        of rounds; ``pipelined``: two at the same time, each in half the memory.
     """
 
     method: Method = Method.COMBINED
@@ -65,7 +65,7 @@ class Step(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a table: the tasks that read it, and its bytes."""
+    """Facts about a table: the number of tasks that read it, and its bytes."""
 
     tasks: int
     size: float
@@ -73,12 +73,12 @@ class Facts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a plan may be, and what it is to be best at. None: the model chooses.
+    """Limits and objective of a plan. None: the model chooses.
 
-    :param tier, fast_tier, node_tier: the storages, by their names in the profile: the first one, a memory that all
-        tasks reach, and that of nodes. The last two may be missing.
-    :param partition_bytes: of rows that one task puts together, from which the number of partitions follows.
-    :param deadline_s: that the whole job keeps in 95 % of cases. ``budget``: in dollars.
+    :param tier, fast_tier, node_tier: the storages, by their names in the profile: the main storage, a memory that all
+        tasks reach, and the memory of nodes. The last two may be empty.
+    :param partition_bytes: bytes of rows that one task combines. The number of partitions follows from it.
+    :param deadline_s: seconds in which the whole job should end in 95 % of cases. ``budget``: in dollars.
     """
 
     tier: str
@@ -98,13 +98,13 @@ class Limits:
     budget: float | None = None
 
     def tier_of(self, method: Method) -> str:
-        """The storage through which rows go."""
+        """Return the storage through which a method moves rows."""
         return {Method.FAST: self.fast_tier, Method.DIRECT: self.node_tier}.get(method, self.tier)
 
 
 class StagePlan(NamedTuple):
-    """A stage in a plan. ``size``: bytes that it passes on. ``step``: how the rows of others are exchanged for it; None
-    if they are not. ``reads``: the stages that it reads from."""
+    """A stage in a plan. ``size``: bytes that it passes on. ``step``: the exchange of the rows that it reads, if any.
+    ``reads``: the stages that it reads from."""
 
     number: int
     tasks: int
@@ -116,9 +116,9 @@ class StagePlan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class JobPlan:
-    """What a job is expected to take, by stage, and what else was compared.
+    """Plan of a job with the estimates of its stages, and the plans that were compared with it.
 
-    :param weight: dollars that a second is worth; infinite: only time counts.
+    :param weight: value of a second in dollars; infinite: only time counts.
     :param others: plans with one method everywhere, by method and storage.
     :param refused: why a method cannot be used, or twice as many partitions do not help.
     """
@@ -136,7 +136,7 @@ class JobPlan:
 
     @property
     def steps(self) -> dict[int, Step]:
-        """By the stages that have them."""
+        """The steps, by number of their stage."""
         return {each.number: each.step for each in self.stages if each.step is not None}
 
     def explain(self) -> str:
@@ -231,7 +231,7 @@ class JobPlanner:
         self._steps[consumer] = step
 
     def tasks(self, stage: Stage, steps: Mapping[int, Step] | None = None) -> int:
-        """Of a stage."""
+        """Return the number of a stage's tasks."""
         for source in stage.sources:
             if source.table:
                 return self._tables[source.table].tasks
@@ -429,7 +429,7 @@ class JobPlanner:
     # -- the whole job -------------------------------------------------------------------------------------------------
 
     def _estimated(self, steps: Mapping[int, Step], weight: float) -> JobPlan:
-        """What a job takes: stages of the same depth run at the same time, as far as there are workers."""
+        """Estimate a job: stages of the same depth run at the same time, as far as workers are available."""
         profile = self._profile
         memory = profile.workers.memories[0]
         stored = self._stored(steps)

@@ -66,18 +66,19 @@ from farcall_common.objects.node_blocks import name_on_node, node_of
 T = TypeVar("T")
 
 _SAMPLED_ROWS: Final = 100
-"""Of each task, for each partition."""
+"""Rows that each task samples for each partition."""
 _REPEATS: Final = 2
-"""How often a stage is repeated because what it had written was lost."""
+"""Most repeats of a stage or round whose blocks were lost."""
 _JOB: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Outcome:
-    """What a job has done.
+    """Result of a job.
 
-    :param paths: of its files, in order. ``rows``: of the result. ``table``: the result itself, if it went to no files.
-    :param plan: that was made before it began.
+    :param paths: paths of the written files, in order. ``rows``: number of rows. ``table``: the rows, unless files
+        have them.
+    :param plan: plan from before the job began.
     """
 
     paths: tuple[str, ...]
@@ -120,7 +121,7 @@ def run(
     engine.require_threads()
     if job is not None and not _JOB.fullmatch(job):
         raise ConfigurationError(
-            f"{job!r} is no name of a job.",
+            f"Invalid job name {job!r}.",
             hint="Names have up to 100 letters, digits, '-', '_' and '.', and begin with a letter.",
         )
     ways = begin_job(settings.ways(job or f"farcall-{uuid.uuid4().hex}"))
@@ -287,9 +288,9 @@ class _Job:
         return any(each.whole for each in sources if each.stage == stage.number and not each.table)
 
     def _reduced(self, stage: Stage, like: Task, written: list[Written], name: str) -> list[Written]:
-        """What tasks have written, in few blocks: a tree of tasks puts together what several others have written.
+        """Merge the blocks of many tasks into few, by a tree of tasks.
 
-        :param like: one of them.
+        :param like: one of the tasks that wrote.
         """
         report = self.reports[stage.number]
         rows = report.rows
@@ -377,13 +378,13 @@ class _Job:
         return done
 
     def _progress(self, name: str, more: int, tasks: int) -> None:
-        """So many more tasks have ended; those of a round that is repeated count again."""
+        """Report that ``more`` tasks have ended. Tasks of a repeated round count again."""
         with self._lock:
             self._ended[name] = min(self._ended.get(name, 0) + more, tasks)
             self._shown(name, self._ended[name], tasks)
 
     def _name(self, number: int) -> str:
-        """Of a stage, for people."""
+        """Return the name of a stage, for people."""
         return f"stage {number + 1} of {len(self._query.stages)}"
 
     def _bounds(self, stage: Stage, tasks: Sequence[Task]) -> bytes:
@@ -709,7 +710,7 @@ class _Job:
 
 
 class _LostRound(ObjectGone):
-    """What a round had put into the memory is not there any more."""
+    """The memory has lost blocks of a round."""
 
 
 def _written(done: Sequence[Done]) -> list[Written]:

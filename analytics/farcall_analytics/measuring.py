@@ -33,11 +33,11 @@ T = TypeVar("T")
 KB, MB = 10**3, 10**6
 _SIZES: Final = (10 * KB, 100 * KB, 1 * MB, 8 * MB)
 _SMALL: Final = 100 * KB
-"""Up to this size requests are counted, above it bytes."""
+"""Up to this size, requests per second are measured; above it, bytes per second."""
 _SECONDS: Final = 0.5
-"""Of each measurement on each worker."""
+"""Seconds of each measurement on each worker."""
 _HELD_S: Final = 0.25
-"""For which a worker is held while they are counted."""
+"""Seconds for which a task keeps its worker busy while workers are counted."""
 _FIRST_CALL_S: Final = 120.0
 _MOST_WORKERS: Final = 1_024
 _WAVES: Final = 4
@@ -45,9 +45,9 @@ _ROWS: Final = 400_000
 _WORDS: Final = 1_000
 _PARTITIONS: Final = 8
 _LEAST_LIMIT: Final = 0.8
-"""Of what all workers would have together if each had what one alone has: above that, they do not share a limit."""
+"""Fraction of a single worker's rate that each of all workers must reach. If so, they share no limit."""
 _ERROR: Final = 0.2
-"""Of predictions: what 90 % of measured stages differ by at most, before stages have said more."""
+"""Relative error of predictions that 90 % of stages keep, until measured stages correct it."""
 _SHARE_OF_MEMORY: Final = 0.25
 
 
@@ -173,7 +173,7 @@ def measure_tier(executor: Executor, url: str, workers: int) -> tuple[Tier, list
 
 
 def _probes(executor: Executor, url: str, workers: int) -> dict[int, tuple[list[Probe], list[Probe]]]:
-    """Of each size, what so many workers read and wrote at the same time."""
+    """Measure, for each size, how fast ``workers`` workers read and write at the same time."""
     prefix = f"farcall-profile-{uuid.uuid4().hex}"
     found = {}
     nodes: set[str] = set()
@@ -193,7 +193,7 @@ def _probes(executor: Executor, url: str, workers: int) -> dict[int, tuple[list[
 
 
 def _rate(probes: Sequence[Probe]) -> float:
-    """Requests per second of all together."""
+    """Return the requests per second of all workers together."""
     return sum(each.requests / each.seconds for each in probes)
 
 
@@ -283,7 +283,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def small_task(seed: int) -> int:
-    """What a task does, with one row: what it takes beside its bytes."""
+    """Do the work of a task with one row, to measure the time that does not depend on bytes."""
     return len(_combined(_partitioned(pa.table({"key": [seed]}))))
 
 

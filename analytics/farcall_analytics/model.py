@@ -19,7 +19,7 @@ from farcall_analytics.curves import last_end
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
 
 _REQUESTS_AT_A_TIME: Final = 8.0
-"""Of one task."""
+"""Parallel requests of one task."""
 _LOW, _HIGH = 0.05, 0.95
 
 
@@ -47,11 +47,11 @@ class Method(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Shuffle:
-    """What is exchanged.
+    """Amount of data in an exchange.
 
-    :param size: bytes that go from the tasks that partition to those that combine.
-    :param input_size, output_size: bytes that are read before and written behind it.
-    :param writers: tasks that partition; 0: as many as combine, and for each worker one in each round at least.
+    :param size: bytes that go from partitioning to combining tasks.
+    :param input_size, output_size: bytes that tasks read before the exchange and write after it.
+    :param writers: partitioning tasks; 0: as many as combining tasks, but at least one for each worker in each round.
     """
 
     size: float
@@ -62,16 +62,16 @@ class Shuffle:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One way to do it.
+    """One way to run an exchange.
 
-    :param tier: name of the storage; of ``hybrid`` and ``merged``: that of what is put together, beside ``fast_tier``,
-        the memory, which others do not have.
-    :param memory: of a worker. ``parallel``: workers at a time.
-    :param fast_bytes: of memory that ``hybrid`` uses: a round, or two of half the size at the same time if it is
-        ``pipelined``: while one is put together, the other one is written.
-    :param copies_after: the part of a wave after which tasks that still run are started once more; None: never.
-    :param partitions: tasks that combine; 0: so many that all workers have one, and that the data of each fits into its
-        memory.
+    :param tier: name of the storage. With ``hybrid`` and ``merged`` it has the merged blocks. Only these methods also
+        use ``fast_tier``, a memory.
+    :param memory: bytes of memory of a worker. ``parallel``: workers at the same time.
+    :param fast_bytes: bytes of memory that ``hybrid`` uses, for one round, or if ``pipelined`` for two rounds of half
+        the size: tasks merge one while others write the next one.
+    :param copies_after: fraction of a wave after which tasks that still run get a copy; None: never.
+    :param partitions: combining tasks; 0: enough that every worker has one, and that the data of each task fits into
+        its memory.
     """
 
     method: Method
@@ -96,7 +96,7 @@ class Transfer(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Bytes that the tasks of a phase compute with, and how many of them a processor does in a second."""
+    """Bytes that the tasks of a phase process, and bytes per second of a processor."""
 
     size: float
     bytes_per_s: float
@@ -104,12 +104,12 @@ class Work(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """So many tasks, of which some run at a time.
+    """A number of tasks, of which ``at_a_time`` run at the same time.
 
-    :param repeats: how often all of it is done. ``paid``: workers that are paid, if they are more than run at a time:
-        those of the tasks of all repeats wait for one another. ``lanes``: repeats at the same time, each with the next
-        phase behind it.
-    :param per_call: tasks that follow one another in a worker: while one computes, others read and write.
+    :param repeats: number of times that all tasks run. ``paid``: workers that are paid, if more than ``at_a_time``: the
+        tasks of all repeats hold workers while they wait for one another. ``lanes``: repeats at the same time, each
+        followed by the next phase.
+    :param per_call: tasks that a worker runs in one call: while one computes, others read and write.
     """
 
     name: str
@@ -125,8 +125,8 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseTime:
-    """Seconds of a phase, all its repeats together: the mean, and what 90 % of cases lie between. ``parts``: what it
-    would take if there were nothing else to wait for."""
+    """Seconds of a phase, all its repeats together: the mean, and the interval of 90 % of cases. ``parts``: seconds by
+    cause, each as if it were the only cause."""
 
     name: str
     seconds: float
@@ -138,7 +138,7 @@ class PhaseTime:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a plan takes: seconds with the interval of 90 %, dollars, and what it waits for most."""
+    """Estimate of a plan: seconds with the interval of 90 %, dollars, and the main cause of waiting."""
 
     seconds: float
     low_s: float
@@ -156,10 +156,10 @@ class Infeasible(ValueError):
 
 
 class Legs(NamedTuple):
-    """What a method adds to the tasks on both sides of an exchange.
+    """Transfers that a method adds to the tasks on both sides of an exchange.
 
-    :param written: by those that partition, in each round. ``read``: by those that combine.
-    :param between: what is done between them, as often as there are rounds. ``lanes``: see :class:`Phase`.
+    :param written: transfer of the partitioning tasks, in each round. ``read``: transfer of the combining tasks.
+    :param between: phases between them, in each round. ``lanes``: see :class:`Phase`.
     """
 
     written: Transfer
@@ -170,18 +170,18 @@ class Legs(NamedTuple):
 
 
 def partitions_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
-    """How many tasks combine."""
+    """Return the number of combining tasks."""
     return plan.partitions or max(plan.parallel, math.ceil(shuffle.size / (plan.memory * workers.data_part)))
 
 
 def writers_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> int:
-    """How many tasks partition."""
+    """Return the number of partitioning tasks."""
     rounds = rounds_of(shuffle, plan) if plan.method is Method.HYBRID else 1
     return shuffle.writers or max(partitions_of(shuffle, plan, workers), rounds * plan.parallel)
 
 
 def rounds_of(shuffle: Shuffle, plan: Plan) -> int:
-    """Of a hybrid exchange."""
+    """Return the number of rounds of a hybrid exchange."""
     return _rounds_of(shuffle.size * plan.codec.ratio, plan)
 
 
@@ -190,12 +190,12 @@ def _rounds_of(moved: float, plan: Plan) -> int:
 
 
 def lanes_of(rounds: int, writers: int, *, pipelined: bool) -> int:
-    """How many rounds of a hybrid exchange are done at the same time: one, if a task alone is larger than a round."""
+    """Return the rounds of a hybrid exchange at the same time: one, if a task alone is larger than a round."""
     return 2 if pipelined and rounds <= writers else 1
 
 
 def legs_of(shuffle: Shuffle, plan: Plan, workers: Workers) -> Legs:
-    """What the method of a plan adds to both sides.
+    """Return the transfers that the method of a plan adds to both sides.
 
     :raises Infeasible: if it cannot be done.
     """
@@ -253,17 +253,17 @@ def in_rounds(
 
 
 def partition_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
-    """Of tasks that partition so many bytes."""
+    """Return the work of tasks that partition ``size`` bytes."""
     return Work(size, workers.partition_bytes_per_s), Work(size, codec.compress_bytes_per_s)
 
 
 def combine_work(size: float, codec: Codec, workers: Workers) -> tuple[Work, ...]:
-    """Of tasks that combine so many bytes."""
+    """Return the work of tasks that combine ``size`` bytes."""
     return Work(size, workers.combine_bytes_per_s), Work(size, codec.decompress_bytes_per_s)
 
 
 def square_root(count: int) -> int:
-    """Of a number, rounded up."""
+    """Return the square root, rounded up."""
     return math.isqrt(count - 1) + 1
 
 
@@ -352,7 +352,7 @@ _LEGS: Final[Mapping[Method, Callable[[int, int, float, Plan, Workers], Legs]]] 
 
 
 def estimate(shuffle: Shuffle, plan: Plan, profile: Profile, *, input_tier: str = "") -> Estimate:
-    """What a plan takes.
+    """Estimate the time and the dollars of a plan.
 
     :param input_tier: see :func:`phases_of`.
     :raises Infeasible: if it cannot be done.

@@ -20,14 +20,14 @@ import pyarrow.parquet as pq
 from farcall_common.files import whole_file
 
 COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
-"""Of files."""
+"""Compressions of written files."""
 _SAMPLED_GROUPS: Final = 3
-"""Of a share, less one."""
+"""Row groups of a share that are sampled, less one."""
 _MAY_PASS: Final = re.compile(r"AWS Error (NETWORK_CONNECTION|SLOW_DOWN|SERVICE_UNAVAILABLE|REQUEST_TIMEOUT|INTERNAL)")
 _PASSING: Final = {errno.EIO, errno.ETIMEDOUT, errno.ECONNRESET, errno.ECONNREFUSED, errno.EMFILE, errno.ESTALE}
 _PART: Final = re.compile(r"part-\d{5,}\.parquet|\.part-\d{5,}\.parquet-[0-9a-f]{16}")
 _AT_A_TIME: Final = 16
-"""Files that are looked at."""
+"""Files whose metadata is read in parallel."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -72,7 +72,7 @@ class Input:
 
     @property
     def rows(self) -> int:
-        """Of all files."""
+        """Rows of all files together."""
         return sum(each.rows for each in self.shares)
 
     @property
@@ -243,7 +243,7 @@ def _problem(path: str, error: Exception) -> Exception:
 
 
 def _place(path: str) -> tuple[pa.fs.FileSystem, str]:
-    """Where a path leads: a URL, or a file of this machine."""
+    """Return file system and path of a URL or local path."""
     return pa.fs.FileSystem.from_uri(path) if "://" in path else (pa.fs.LocalFileSystem(), path)
 
 

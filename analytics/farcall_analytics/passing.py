@@ -1,4 +1,4 @@
-"""How the tasks of a job pass tables on: as Arrow streams, through a storage of blocks."""
+"""Exchange of tables between the tasks of a job: as Arrow streams, through a storage of blocks."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ class Way:
 
 
 def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
-    """Begin a run of a job, or continue the one that is there; the storages with the name of the run behind that of the
-    job, so that nothing counts that another run has written. From now on tasks may write.
+    """Begin a run of a job, or continue its run from an earlier program. From now on tasks may write.
 
-    :raises ConfigurationError: if what is there is no run.
+    Return the storages with the name of the run after the name of the job, so that blocks of other runs do not count.
+
+    :raises ConfigurationError: if the storage has something else under the name of the job.
     """
     own = uuid.uuid4().hex
     name = f"{ways[0].job}/{_RUNNING}"
@@ -70,12 +71,14 @@ def begin_job(ways: Sequence[Way]) -> tuple[Way, ...]:
         else:
             own = ""
     if not _RUN.fullmatch(own):
-        raise ConfigurationError(f"{name} in the storage is no run of a job.", hint="Delete it, or take another name.")
+        raise ConfigurationError(
+            f"{name} in the storage was not written by a job.", hint="Delete it, or rename the job."
+        )
     return tuple(dataclasses.replace(way, job=f"{way.job}/{own}") for way in ways)
 
 
 def end_job(ways: Sequence[Way], output: str) -> None:
-    """Delete what tasks have written; those that still run delete what they write from now on themselves."""
+    """Delete the blocks of all tasks. Tasks that still run will delete their own later blocks."""
     root = ways[0].job.partition("/")[0]
     with open_storage(ways[0].url) as blocks:
         blocks.delete([f"{root}/{_RUNNING}"])
@@ -85,7 +88,7 @@ def end_job(ways: Sequence[Way], output: str) -> None:
 
 
 def take_output(ways: Sequence[Way], output: str) -> None:
-    """From now on no other job, and no earlier one that was killed, writes files into a directory."""
+    """Reserve a directory: no other job, and no earlier one that was killed, writes files there from now on."""
     with open_storage(ways[0].url) as blocks:
         blocks.delete([_output_name(output)])
         blocks.create(_output_name(output), [_run_of(ways).encode()])
@@ -188,7 +191,7 @@ def _write_to(ways: Sequence[Way], to: int, task: str, pieces: Sequence[Sequence
 
 
 def find_written(ways: Sequence[Way], to: int, task: str, partitions: int, *, first: int = 0) -> Written | None:
-    """What a task has committed, in the storage ``to`` or the first one; None if nothing."""
+    """Find the committed partitions of a task, in the storage ``to`` or the first one; None if there are none."""
     for number in sorted({0, to}):
         way = ways[number]
         name = f"{way.job}/{task}"

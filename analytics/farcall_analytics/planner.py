@@ -15,13 +15,13 @@ from farcall_analytics.profiles import Profile
 Objective = Literal["fastest", "cheapest"]
 
 _ROUND_PARTS: Final = (0.02, 0.025, 1 / 30, 0.05, 0.1, 0.2, 0.5)
-"""Of the data, which a round of a hybrid exchange takes."""
+"""Fractions of the data that a round of a hybrid exchange may move."""
 _COPIES_AFTER: Final = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A plan, and what it is expected to take."""
+    """A plan with its estimate."""
 
     plan: Plan
     estimate: Estimate
@@ -124,7 +124,7 @@ def plans(shuffle: Shuffle, profile: Profile) -> Iterator[Plan]:
 
 
 def name_of(plan: Plan) -> str:
-    """Of its method and storage."""
+    """Return the name of a plan: its method and storages."""
     return f"{plan.method} {plan.tier}{f' + {plan.fast_tier}' if plan.fast_tier else ''}"
 
 

@@ -12,13 +12,13 @@ MONTH_S: Final = 730 * HOUR_S
 
 @dataclasses.dataclass(frozen=True)
 class StoragePrice:
-    """What a storage costs.
+    """Price of a storage.
 
-    :param write, read: of a request.
-    :param byte_written, byte_read: of what is moved.
-    :param byte_s: of a byte that is kept for a second.
-    :param provisioned_byte_s: of a byte that there is room for, whether it is used or not, for a second.
-    :param least_s: for which room is paid at least.
+    :param write, read: dollars for a request.
+    :param byte_written, byte_read: dollars for a transferred byte.
+    :param byte_s: dollars for a stored byte and second.
+    :param provisioned_byte_s: dollars for a byte of capacity, used or not, and second.
+    :param least_s: minimum seconds for which capacity is paid.
     """
 
     write: float = 0.0
@@ -32,11 +32,11 @@ class StoragePrice:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPrice:
-    """What a worker costs.
+    """Price of a worker.
 
-    :param byte_s: of a byte of its memory for a second, with its part of a processor.
-    :param call: of a call.
-    :param step_s: to a multiple of which the time of a call is rounded up.
+    :param byte_s: dollars for a byte of memory and second, with its part of a processor.
+    :param call: dollars for a call.
+    :param step_s: the seconds of a call are rounded up to a multiple of this.
     """
 
     byte_s: float = 0.0
@@ -64,8 +64,8 @@ LAMBDA_2026: Final = WorkerPrice(byte_s=0.0000166667 / GB, call=0.20e-6, step_s=
 S3_2018: Final = StoragePrice(write=0.005e-3, read=0.0004e-3, byte_s=0.0000319 / GB / HOUR_S)
 REDIS_2018: Final = StoragePrice(provisioned_byte_s=0.02344 / GB / HOUR_S)
 LAMBDA_2018: Final = WorkerPrice(byte_s=0.00001667 / GB, call=0.20e-6, step_s=0.1)
-"""As the Locus paper has them."""
+"""Prices from the Locus paper."""
 
 FREE_STORAGE: Final = StoragePrice()
 FREE_WORKERS: Final = WorkerPrice()
-"""Of a cluster that costs nothing by the hour."""
+"""Price of workers on a cluster without costs by the hour."""

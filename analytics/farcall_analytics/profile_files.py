@@ -1,4 +1,4 @@
-"""Profiles of endpoints: kept in files, and what is assumed of storages and workers that were not measured."""
+"""Profiles of endpoints: measured ones in files, and assumptions about other storages and workers."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ ASSUMED_CODECS: Final = (
     Codec("zstd", 0.45, 200 * MB, 600 * MB),
 )
 _ASSUMED_ERROR: Final = 0.5
-"""Of predictions from what is assumed."""
+"""Relative error of predictions from assumptions."""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What was measured of an endpoint, in a file. ``at``: seconds since 1970. ``tiers``: storages by a digest of their
+    """Measurements of an endpoint, in a file. ``at``: seconds since 1970. ``tiers``: storages by a digest of their
     addresses, which may have passwords."""
 
     at: float
@@ -124,7 +124,7 @@ def fast_tier_name(storage: str, fast_storage: str) -> str:
 
 
 def profile_of(executor: Any, storage: str, fast_storage: str = "") -> Profile:
-    """What was measured of an endpoint and its storages; else what is assumed."""
+    """Return the measured profile of an endpoint and its storages, or an assumed one."""
     names = {storage: tier_name(storage)}
     if fast_storage and not is_on_nodes(fast_storage):
         names[fast_storage] = fast_tier_name(storage, fast_storage)
@@ -143,7 +143,7 @@ def profile_of(executor: Any, storage: str, fast_storage: str = "") -> Profile:
 
 
 def assumed_tier(url: str) -> Tier:
-    """What is assumed of a storage."""
+    """Return the assumed properties of a storage."""
     name = tier_name(url)
     found = next((each for each in (_S3, _EXPRESS, _VALKEY, _NODES) if each.name == name), _FILES)
     return dataclasses.replace(found, name=name)
@@ -156,7 +156,7 @@ def profile_path(executor: Any) -> Path:
 
 
 def load(path: Path) -> Measured | None:
-    """What is in a file; None if there is none, or another version has written it."""
+    """Read a file of measurements; None if it is missing or from another version."""
     try:
         found = msgspec.msgpack.decode(path.read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError, ValueError):

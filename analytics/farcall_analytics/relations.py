@@ -204,17 +204,17 @@ class Functions:
         }
 
     def name(self, expression: Expression) -> str:
-        """Of the scalar function that an expression calls; empty if it is something else."""
+        """Return the name of the scalar function that an expression calls; empty if it is no call."""
         if expression.WhichOneof("rex_type") != "scalar_function":
             return ""
         return self._names[expression.scalar_function.function_reference]
 
     def name_of(self, measure: AggregateFunction) -> str:
-        """Of an aggregate function."""
+        """Return the name of an aggregate function."""
         return self._names[measure.function_reference]
 
     def number(self, name: str) -> int:
-        """Of a function, which is declared if it is not yet."""
+        """Return the number of a function; declare the function if necessary."""
         for number, found in self._names.items():
             if found == name:
                 return number

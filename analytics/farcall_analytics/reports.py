@@ -1,4 +1,4 @@
-"""Reports: what the stages of a job took, beside what was predicted. No I/O, no clock."""
+"""Reports: predicted and measured time of the stages of a job. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HEADING: Final = ("stage", "tasks", "rows", "bytes predicted", "passed on", "se
 
 @dataclasses.dataclass
 class StageReport:
-    """What a stage took. ``busy_s``: of all its tasks together; ``size``: bytes that it wrote.
+    """Measurements of a stage. ``busy_s``: seconds of all its tasks together; ``size``: bytes that it wrote.
 
-    :param copies: of slow tasks. ``retries``: of failed ones. ``reused``: tasks of which an earlier attempt had
-        committed.
-    :param repeats: because what it had written was lost.
-    :param sampled_s: of its seconds, those that the sample of a sort took.
+    :param copies: copies of slow tasks. ``retries``: retries of failed tasks. ``reused``: tasks of which an earlier
+        attempt had committed.
+    :param repeats: repeats because blocks were lost.
+    :param sampled_s: seconds of the sample of a sort; ``seconds`` has them, too.
     """
 
     number: int
@@ -36,7 +36,7 @@ class StageReport:
 
 
 def report_text(plan: JobPlan, reports: Sequence[StageReport], seconds: float) -> str:
-    """A table: what was predicted of each stage, and what was measured."""
+    """Return a table of the prediction and the measurement of each stage."""
     rows = [
         (
             str(each.number + 1),

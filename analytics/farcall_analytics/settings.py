@@ -22,12 +22,12 @@ METHODS: Final = (
     Method.DIRECT,
     Method.MERGED,
 )
-"""Those that jobs have."""
+"""Methods of exchange that jobs can use."""
 _NEEDS_MEMORY: Final = {Method.FAST, Method.HYBRID}
 ON_NODES: Final = {Method.DIRECT, Method.MERGED}
-"""Those that use the memory of nodes."""
+"""Methods that use the memory of nodes."""
 _LEAST_MEMORY: Final = 10_000
-"""Of a task; with a few bytes DataFusion does not end."""
+"""Minimum bytes of memory for a task: with less, DataFusion may never end."""
 _MORE_THAN_NOTHING: Final = (
     "partitions",
     "most_partitions",
@@ -93,16 +93,18 @@ class Settings:
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
             raise ConfigurationError(
-                f"{self.method} is no method of exchange.", hint=f"Methods are {', '.join(METHODS)}."
+                f"method: unknown method of exchange {self.method!r}.", hint=f"Choose one of: {', '.join(METHODS)}."
             )
         if self.codec is not None and self.codec not in CODECS:
-            raise ConfigurationError(f"{self.codec} is no codec.", hint=f"Codecs are {', '.join(CODECS)}.")
+            raise ConfigurationError(
+                f"codec: unknown value {self.codec!r}.", hint=f"Choose one of: {', '.join(CODECS)}."
+            )
         if self.compression not in COMPRESSIONS:
             raise ConfigurationError(
-                f"{self.compression} is no compression of files.", hint=f"There are {', '.join(COMPRESSIONS)}."
+                f"compression: unknown value {self.compression!r}.", hint=f"Choose one of: {', '.join(COMPRESSIONS)}."
             )
         if self.objective not in ("cheapest", "fastest"):
-            raise ConfigurationError(f"{self.objective} is no objective.", hint="Write cheapest, or fastest.")
+            raise ConfigurationError(f"objective: unknown value {self.objective!r}.", hint="Write cheapest or fastest.")
         for name in _MORE_THAN_NOTHING:
             value = getattr(self, name)
             if not (value is None or (isinstance(value, (int, float)) and value > 0)):
@@ -112,7 +114,7 @@ class Settings:
         if any(isinstance(value, float) for value in (self.partitions, self.most_partitions, self.tasks_per_call)):
             raise ConfigurationError("partitions, most_partitions, tasks_per_call: expected whole numbers.")
         if self.task_memory is not None and self.task_memory < _LEAST_MEMORY:
-            raise ConfigurationError(f"task_memory: expected {_LEAST_MEMORY:,} bytes at least.")
+            raise ConfigurationError(f"task_memory: expected at least {_LEAST_MEMORY:,} bytes.")
         retries: Any = self.retries
         part: Any = self.copies_after
         is_part = part is None or (isinstance(part, (int, float)) and 0 < part <= 1)
@@ -134,7 +136,7 @@ class Settings:
         return ways if self.fast_storage in ("", nodes) else (*ways, Way(self.fast_storage, combines=False, job=job))
 
     def limits(self, tier: str, fast_tier: str, node_tier: str) -> Limits:
-        """What a plan may be. ``tier``, ``fast_tier``, ``node_tier``: names of the storages."""
+        """Return the limits of a plan. ``tier``, ``fast_tier``, ``node_tier``: names of the storages."""
         return Limits(
             tier,
             fast_tier,

@@ -66,13 +66,13 @@ class Shape:
 
 
 def describe(path: Path, url: str, shape: Shape) -> str:
-    """Write a shaped storage to a file; its address."""
+    """Write a shaped storage to a file, and return its address."""
     path.write_text(json.dumps({"url": url, "shape": dataclasses.asdict(shape)}))
     return f"{_SCHEME}{path}"
 
 
 def counts_of(url: str) -> Counts:
-    """What was requested of a shaped storage so far."""
+    """Return the counts of requests and bytes of a shaped storage so far."""
     with contextlib.closing(_times_of(url)) as times:
         return times.counts()
 
@@ -136,20 +136,20 @@ class SharedTimes:
         return True
 
     def count(self, kind: int, size: int) -> None:
-        """Count a read or a write of so many bytes."""
+        """Count a read or a write of ``size`` bytes."""
         with locked(self._path):
             for place, amount in ((kind - _READS, 1), (kind, size)):
                 at = (self._limits + place) * _TIME.size  # requests, then bytes, as in Counts
                 _TIME.pack_into(self._memory, at, _TIME.unpack_from(self._memory, at)[0] + amount)
 
     def counts(self) -> Counts:
-        """What was counted since the file was made."""
+        """Return the counts since the file was created."""
         with locked(self._path):
             at = self._limits * _TIME.size
             return Counts(*struct.unpack_from(f"{len(Counts._fields)}d", self._memory, at))
 
     def is_slow(self, most: int) -> bool:
-        """Whether this process is one of the first so many that have asked."""
+        """Whether this process is one of the first ``most`` processes that called this."""
         if not most:
             return False
         with locked(self._path):

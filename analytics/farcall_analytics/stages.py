@@ -26,13 +26,13 @@ from farcall_analytics.relations import Functions, QueryProblem, column, column_
 DIRECT_SUBQUERIES: Final = "datafusion.optimizer.enable_physical_uncorrelated_scalar_subquery"
 """The setting that keeps subqueries inside expressions, from which they cannot be cut."""
 BROADCAST_BYTES: Final = 16_000_000
-"""The size up to which one side of a join is read by all tasks."""
+"""Most bytes of a side of a join that all tasks read completely."""
 _FILTERED_PART: Final = 0.3
-"""Of the rows, what a filter is expected to keep."""
+"""Expected fraction of rows that pass a filter."""
 _GROUPED_PART: Final = 0.3
 _ROW_BYTES: Final = 1_000.0
 _COMBINED_BY: Final = {"sum": "sum", "count": "sum", "min": "min", "max": "max"}
-"""What puts the parts of an aggregate together."""
+"""Function that combines the partial results of each aggregate."""
 
 _NULLS_EQUAL: Final = "IS NOT DISTINCT FROM"
 _SCALAR: Final = "__scalar_sq"
@@ -125,7 +125,7 @@ class Query(NamedTuple):
 
 
 def planning_context() -> SessionContext:
-    """Where queries are planned; its tables need no rows."""
+    """Return a context for planning queries. Its tables need no rows."""
     return SessionContext(SessionConfig().with_target_partitions(1).set(DIRECT_SUBQUERIES, "false"))
 
 
@@ -133,7 +133,7 @@ def stages_of(logical_plan: Any, given: Any, context: SessionContext, sizes: Map
     """The stages of an optimized logical plan.
 
     :param given: the plan before it was optimized.
-    :param context: where it was planned; see :func:`planning_context`.
+    :param context: the context that planned it; see :func:`planning_context`.
     :param sizes: bytes of each table.
     :raises QueryProblem: if it cannot be done in stages.
     """
@@ -626,7 +626,7 @@ def _with_keys(done: _Open, keys: Sequence[Expression]) -> tuple[_Open, tuple[in
 
 
 def _moved(rel: Rel, inner_width: int) -> Mapping[int, int]:
-    """Where a projection puts the columns of its input."""
+    """Return the positions to which a projection moves the columns of its input."""
     node = rel.project
     mapping = node.common.emit.output_mapping if node.common.HasField("emit") else range(width(rel))
     found: dict[int, int] = {}

@@ -30,13 +30,13 @@ from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Exchange
 
 _AVOIDED_S: Final = 0.2
-"""For which a task occupies a worker that it must not run on, so that its next attempt gets another one."""
+"""Seconds for which a task occupies a worker that it must not run on, so that its next attempt gets another one."""
 
 
 class Unsuitable(Exception):
     """A task cannot run in a place: a node, with the directory that DataFusion uses there.
 
-    :param reason: why it failed there; None: it was to avoid the place, and did not begin.
+    :param reason: why the task failed there; None: it had to avoid the place, and did not begin.
     """
 
     def __init__(self, place: str, reason: Exception | None) -> None:
@@ -46,12 +46,12 @@ class Unsuitable(Exception):
 
 
 class Rows(NamedTuple):
-    """What a task reads for one table of its fragment.
+    """Rows that a task reads for one table of its fragment.
 
-    :param share: of a file, or None; ``columns``: of it that are read. ``sampled``: those that a sample reads; others
-        are null there. Empty: all of them.
-    :param written: by tasks of an earlier stage; ``partition``: of it that is read.
-    :param keys, directions: by which they are sorted, as those of an exchange.
+    :param share: share of a file, or None; ``columns``: its columns to read. ``sampled``: columns that a sample reads,
+        while others are null; empty: all columns.
+    :param written: output of tasks of an earlier stage; ``partition``: the partition to read.
+    :param keys, directions: sort order of the rows, as in an exchange.
     """
 
     name: str
@@ -128,9 +128,9 @@ class Regroup(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What a task has done. ``size``: bytes that it has written, or that its rows have in memory; durations are
-    seconds. ``reused``: whether it was an earlier attempt. ``sample``: of its keys, as an Arrow stream.
-    ``raw_size``: bytes of its rows in memory. ``chain``: what each task of a chain has done."""
+    """Result of a task. ``size``: bytes that it has written, or bytes of its rows in memory; durations are seconds.
+    ``reused``: whether an earlier attempt did the work. ``sample``: sample of its keys, as an Arrow stream.
+    ``raw_size``: bytes of its rows in memory. ``chain``: results of the tasks of a chain."""
 
     written: Written | None
     rows: int
@@ -145,7 +145,7 @@ class Done(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """All of it."""
+        """Seconds of all work."""
         return self.read_s + self.computed_s + self.written_s
 
 

@@ -1,1 +1,1 @@
-"""What the parts of Farcall share: errors, wire protocol, user payloads, cloud stores."""
+"""Code that all parts of Farcall share: errors, wire protocol, user payloads, cloud stores."""

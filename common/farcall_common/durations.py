@@ -22,8 +22,8 @@ def ago(seconds: float) -> str:
 
 
 def retry_of(retry_at: float | None, *, now: float) -> str:
-    """What to write after the problem of an environment that has failed: when it is tried again. Empty if it has not
-    failed. Instants are epoch seconds."""
+    """Text to append to the problem of a failed environment: when the next attempt starts. Empty if the environment
+    has not failed. Instants are epoch seconds."""
     if retry_at is None:
         return ""
     return f" (tried again in {span(retry_at - now)})" if retry_at > now else " (tried again with the next task)"

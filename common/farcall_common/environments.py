@@ -20,7 +20,7 @@ from farcall_common.plain_text import is_plain_line
 IMAGES: Final = ("apptainer", "docker", "podman", "podman-hpc", "shifter", "singularity")
 """Technologies whose location is an image: a reference, a file or a directory, in the form that their commands take."""
 OF_REGISTRIES: Final = ("docker", "shifter")
-"""Of these, those that take references only."""
+"""Technologies whose image is always a reference to a registry, never a file or a directory."""
 TREES: Final = ("bubblewrap", "charliecloud")
 """Technologies whose location is the directory of a root file system."""
 PREFIXES: Final = ("conda", "venv")
@@ -49,14 +49,14 @@ _REQUIREMENT: Final = re.compile(
     r"\s*(?:;[\w\s.'\"<>=!~()*+-]+)?"
 )
 _FILES: Final = (".whl", ".zip", ".tar.gz", ".tar.bz2", ".tgz")
-#: Of apptainer and singularity, which take all else for the path of a file.
+#: Images of apptainer and singularity with a scheme. Both take any other location as the path of a file.
 _URI: Final = re.compile(r"[a-z]+://|(docker-archive|docker-daemon|oci|oci-archive|dir|localimage):")
 _LONGEST_LABEL: Final = 80
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True, gc=False):
-    """What the workers of a task run in. Created and checked by :meth:`of`; what came from another process may be
-    anything, see :meth:`problem`.
+    """Environment of a task's workers. :meth:`of` creates and checks it. An environment that another process sent may
+    be invalid, see :meth:`problem`.
 
     :param type: the technology, one of :data:`TYPES`.
     :param location: the image, root directory or prefix; empty for ``uv``.

@@ -190,7 +190,7 @@ class FarcallError(Exception):
 
     @property
     def hint(self) -> str:
-        """What to do about it; may be empty."""
+        """Advice to the user about the error; may be empty."""
         return self.record.hint
 
     def __str__(self) -> str:

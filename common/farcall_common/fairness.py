@@ -173,7 +173,7 @@ class FairQueue(Generic[_Item]):
         return submitter, item, turn
 
     def take_several(self, submitter: str, count: int) -> list[_Item]:
-        """Take that many of the waiting items of a submitter, as so many calls of :meth:`take` for it would."""
+        """Take ``count`` waiting items of a submitter: the same as ``count`` calls of :meth:`take` for it."""
         waiting = self._waiting[submitter]
         items = [waiting.popleft() for _ in range(count)]
         self._length -= count
@@ -189,7 +189,7 @@ class FairQueue(Generic[_Item]):
         return items
 
     def undo(self, submitter: str, item: _Item, turn: int) -> None:
-        """As if an item had not been taken; of several, the last one first."""
+        """Undo a :meth:`take`. Undo several in reverse order."""
         self.put_back(submitter, item)
         self._turns[submitter] = self._last_turns[submitter] = turn
         self.done(submitter)

@@ -27,14 +27,14 @@ from farcall_common.errors import ConfigurationError, FarcallError, InvalidReque
 from farcall_common.limits import MAX_FILE_BYTES, MAX_PAYLOAD_BYTES, MAX_URL_CHARACTERS, MIB
 
 PREFIX: Final = b"fl\n"
-"""Of a payload with a list of files."""
+"""Prefix of a payload with a list of files."""
 _PREFIX_BYTES: Final = len(PREFIX)
 LOCAL: Final = "file://"
-"""Of a path of the endpoint."""
+"""Scheme of a path on the endpoint that runs the task."""
 SCHEMES: Final = ("az", "endpoint", "file", "globus", "gs", "http", "https", "s3")
-"""Those that a client knows. What an endpoint can reach is its own matter."""
+"""Schemes that clients accept. Each endpoint supports some of them."""
 ENDPOINT: Final = "endpoint://"
-"""Of a path of another endpoint, which its name or id follows."""
+"""Scheme of a path on another endpoint. The name or id of that endpoint follows."""
 OUTPUTS: Final = ("out", "outputs")
 """Keyword arguments that hold files which the task writes."""
 _MOST_LINE_BYTES: Final = MAX_PAYLOAD_BYTES
@@ -95,7 +95,7 @@ class File(os.PathLike[str]):
             raise ValueError(f"url: {url!r} names no file. Directories cannot be staged; name each file")
         if scheme == "file" and host not in ("", "localhost"):
             if host in ("~", ".", ".."):
-                raise ValueError(f"url: {url!r} is no absolute path. Write file:///path, without {host}")
+                raise ValueError(f"url: expected an absolute path, got {url!r}. Write file:///path, without {host}")
             raise ValueError(f"url: {url!r} names the host {host!r}. Write file:///{host}/{path} for an absolute path")
         if not host and scheme != "file":
             raise ValueError(f"url: {url!r} names no bucket, host, collection or endpoint")
@@ -132,14 +132,14 @@ class File(os.PathLike[str]):
 
     @property
     def path(self) -> Path:
-        """Where the file is on the endpoint.
+        """Path of the file on the endpoint.
 
         :raises ConfigurationError: outside of the task that reads or writes it.
         """
         return Path(self.__fspath__())
 
     def open(self, mode: str = "", **options: Any) -> IO[Any]:
-        """As the built-in :func:`open`; ``mode`` is that of the file if it is not given."""
+        """Open the file like the built-in :func:`open`. The default of ``mode`` is the file's own mode."""
         return open(self, mode or self.mode, **options)  # noqa: PTH123 - the caller closes it
 
     def __fspath__(self) -> str:
@@ -215,7 +215,7 @@ class File(os.PathLike[str]):
         return _restored(url, mode, size_bytes, sha256, None, is_doubtful)
 
     def described(self) -> Described:
-        """What the file is, with its mode."""
+        """Return URL, mode, size in bytes and SHA-256."""
         return self.url, self.mode, self.size_bytes, self.sha256
 
     def as_output(self) -> File:
@@ -289,11 +289,11 @@ _in_use = False
 
 
 class _Here(threading.local):
-    """What this thread writes or reads. ``endpoint_id``: the id of an endpoint by its name, for files that are written.
-    ``target``: the endpoint that will read what is written, if it is known. ``problems``: of files that are written,
-    which a serializer would take for defects of the argument. ``calling``: whether what is written are arguments of a
-    call, which may run on another node. ``place``: gives a file that is read from arguments its path. ``returning``:
-    what is written of a file in a value that a task has returned."""
+    """State of this thread's serialization. While it writes: ``found`` collects the files, ``endpoint_id`` returns an
+    endpoint's id by its name, ``target`` is the endpoint that will read, if known. ``problems`` collects errors about
+    files, because a serializer would report them as defects of the argument. ``calling``: whether the values are
+    arguments of a call, which may run on another node. ``returning``: the form of files in a task's return value.
+    While it reads arguments: ``place`` returns the path of a file."""
 
     found: dict[Described, None] | None = None
     problems: list[FarcallError] = []  # noqa: RUF012 - replaced before it is written
@@ -308,12 +308,12 @@ _here: Final = _Here()
 
 
 def in_use() -> bool:
-    """Whether this process has files: if not, nothing is to be looked for in arguments."""
+    """Whether this process has created files. If not, arguments need no search for files."""
     return _in_use
 
 
 def use_files() -> None:
-    """This process has something that is read from a file where it is an argument."""
+    """Record that this process has objects whose bytes travel as files when they are arguments."""
     global _in_use
     _in_use = True
 
@@ -340,7 +340,7 @@ def collecting(*, endpoint_id: Callable[[str], str] | None = None, target: str =
 
 
 def note_read(url: str) -> None:
-    """What this thread writes at the moment is read from a file of an endpoint, if it is read at another one."""
+    """Add a file of an endpoint to those that this thread collects, unless that endpoint itself will read the value."""
     if _here.found is not None and source_of(url) != _here.target:
         _here.found[url, "r", None, None] = None
 

@@ -27,7 +27,7 @@ class GuardedFuture(concurrent.futures.Future[T]):
     """
 
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
-        """As :meth:`concurrent.futures.Future.add_done_callback`."""
+        """Add a callback (see :meth:`concurrent.futures.Future.add_done_callback`)."""
         super().add_done_callback(functools.partial(_call, fn))
 
     def end_after_fork(self, error: BaseException) -> None:

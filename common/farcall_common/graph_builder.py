@@ -70,11 +70,11 @@ class Stage:
 
 
 class Plan:
-    """What has to run for a target: the stages that it needs, in order.
+    """Plan of a target: the stages that it needs, in order.
 
-    :param numbers: of the stages in the graph.
-    :param output: which of the stages has the result; the place in ``stages``.
-    :param rebuild: makes the target's form out of the result, if that is another.
+    :param numbers: numbers of the stages in the graph.
+    :param output: index in ``stages`` of the stage that has the result.
+    :param rebuild: converts the result to the form of the target, if they differ.
     """
 
     __slots__ = ("functions", "inputs", "is_constant", "numbers", "output", "payloads", "rebuild", "stages")
@@ -354,12 +354,12 @@ class Graph(GraphCalls):
         return self._stages[number].name
 
     def has_elements(self, number: int) -> bool:
-        """Whether the value of a stage has as many elements as turns out when it runs."""
+        """Whether only the run of a stage shows how many elements its value has."""
         return any(each for _, _, each in self._stages[number].inputs)
 
 
 def plan_of(graph: Graph, target: object) -> Plan:
-    """What has to run for a target: a stage, or a list, tuple or dictionary of them, which may be nested.
+    """Return the plan of a target: a stage, or a list, tuple or dictionary of stages, which may be nested.
 
     :raises TypeError: for anything else.
     :raises ValueError: for a stage of another graph, and for an empty list.

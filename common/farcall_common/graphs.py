@@ -31,15 +31,15 @@ COLLECT: Final = -1
 """In place of a function: the value is the list of the stage's inputs."""
 MAX_STAGES: Final = 100_000
 MAX_CALLS: Final = 1_000_000
-"""Of a graph while it runs, those of all maps together."""
+"""Limit for the calls of a running graph, with those of all its maps."""
 MAX_INPUTS: Final = 1_000_000
-"""Of all stages together."""
+"""Limit for the inputs of all stages together."""
 MAX_READS: Final = 10_000_000
-"""Of a graph while it runs: the inputs of all calls together, where a list counts as many as it has elements."""
+"""Limit for the inputs of all calls of a running graph together. A list counts once for each element."""
 MAX_OPENED_BYTES: Final = 8 * MAX_PAYLOAD_BYTES
-"""Of a graph that is not compressed."""
+"""Limit for a graph before compression."""
 MAX_DEPTH: Final = 1000
-"""Of the place of an input: how many lists, tuples and dictionaries it is in."""
+"""Limit for the lists, tuples and dictionaries that are nested around an input."""
 _SMALL_BYTES: Final = 16 * 1024
 _LENGTH: Final = struct.Struct("<I")
 
@@ -47,7 +47,7 @@ _Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where the value of another stage goes in a call.
+    """Input of a call: the place in its arguments that gets the value of another stage.
 
     :param stage: number of the stage.
     :param path: the place in the arguments: a position or a name; then positions or keys inside lists, tuples and
@@ -85,8 +85,8 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return any(each.each for each in self.inputs)
 
     def environment(self, callees: Sequence[Callee]) -> Environment | None:
-        """Where the calls of a stage with a function run: the environment that it names, else that of its function,
-        whatever the task's own is. None: the endpoint's own."""
+        """Environment of a stage's calls: the stage's own, else its function's. The environment of the task does not
+        matter. None: the environment of the endpoint."""
         if self.options is not None and self.options.environment is not None:
             return self.options.environment
         return callees[self.function].environment
@@ -115,7 +115,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 
 MAX_HEAD_BYTES: Final = 8 * MIB
-"""Of the stages without their calls: what they take in memory is thirty times as much."""
+"""Limit for the stages without their calls. In memory they take 30 times as many bytes."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Head).decode
@@ -235,15 +235,15 @@ class StageState(msgspec.Struct, frozen=True, omit_defaults=True):
 STAGES: Final = "stages"
 """In the details of a result: the states of the stages, as :class:`StageState` in JSON."""
 STAGE_CALLS: Final = "stage_calls"
-"""Likewise, how often calls ran, all together and those of stages that are not among ``stages``, too, with the calls
-that these made; without it, those of ``stages`` that ended."""
+"""In the details of a result: how many calls of all stages ran, with the calls that these made in turn. Without it, the
+ended calls of ``stages`` count."""
 STAGE_RUN_S: Final = "stage_run_s"
-"""Likewise, the seconds that they had places, also those that were stopped, with those of the task's own function if it
-has one; without it, those of ``stages``."""
+"""In the details of a result: seconds for which these calls, stopped ones too, and the task's own function had places.
+Without it, the seconds of ``stages`` count."""
 VALUES: Final = "values"
-"""Likewise, of a graph that failed: small values of stages that ended, in Base64 by the number of the stage."""
+"""In the details of a failed graph's result: small values of ended stages, in Base64 by the number of the stage."""
 DETAILS: Final = frozenset({STAGES, STAGE_CALLS, STAGE_RUN_S, VALUES})
-"""What the details of a result have of a graph."""
+"""Keys about a graph in the details of a result."""
 DETAILS_OF_USAGE: Final = frozenset({EARLIER_RUN_S, STAGE_CALLS, STAGE_RUN_S})
 """Details that change what a task has used."""
 
@@ -251,4 +251,4 @@ STATES: Final = frozenset({"waiting", "running", "done", "failed", "cancelled", 
 """States of a stage."""
 
 MAX_STATES: Final = 1000
-"""So many stages are reported one by one; of a larger graph, those with an error, that run, and then the first."""
+"""Limit for stages in a report. From a larger graph it has those with an error, then running ones, then the first."""

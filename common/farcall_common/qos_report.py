@@ -20,7 +20,7 @@ REFUSE: Final = "refuse"
 _PROBLEM: Final = "ask the owner of the endpoint"
 _MAX_FUNCTIONS: Final = 100
 _MAX_POINTS_BYTES: Final = 96 * 1024
-"""Of all weights and histograms."""
+"""Limit for the JSON of all weights and histograms together."""
 _MAX_POINTS: Final = 60
 _MAX_INFEASIBLE: Final = 50
 _MAX_TEXT: Final = 400

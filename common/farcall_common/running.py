@@ -45,21 +45,21 @@ Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 Range = tuple[str, int, int | None]
-"""Bytes of a block: its name, where they begin, and where they end; None: with the block."""
+"""Bytes of a block: its name, their start, and their end (None: the end of the block)."""
 
 
 class NodeMemory(Protocol):
-    """What a task has of the memory of nodes, for blocks (:mod:`farcall_common.objects.node_blocks`).
+    """Access of a task to the memory of nodes, for blocks (:mod:`farcall_common.objects.node_blocks`).
 
-    ``directory``: of its submitter on this node; None: this node has no room, or the task does not see it. ``key``: of
-    the seals of blocks; empty: they have none.
+    ``directory``: the submitter's directory on this node; None: the node has no room, or the task cannot see the
+    directory. ``key``: the key that seals blocks; empty: blocks are not sealed.
     """
 
     directory: Path | None
     key: bytes
 
     def address(self) -> str:
-        """Of this node, for others; empty if all nodes share their memory.
+        """Return the address of this node for other nodes; empty if all nodes share their memory.
 
         :raises StoreUnavailable: if others cannot reach it.
         """
@@ -101,7 +101,7 @@ class Caller(Protocol):
         """A directory of its submitter in memory; it exists."""
 
     def node_memory(self) -> NodeMemory:
-        """What it has of the memory of nodes."""
+        """Access to the memory of nodes."""
 
     def valkey_url(self) -> str:
         """The address of its submitter's Valkey, with the password."""
@@ -138,11 +138,11 @@ class RunningTask:
         return future
 
     def call(self, fn: Callable[P, T] | str, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """As :meth:`submit`, and wait for the value."""
+        """Call :meth:`submit`, and wait for the value."""
         return self.submit(fn, *args, **kwargs).result()
 
     def map(self, fn: Callable[..., T] | str, /, *iterables: Iterable[Any]) -> Iterator[T]:
-        """As the built-in ``map``, in parallel: values in the order of the arguments.
+        """Run the built-in ``map`` in parallel: values in the order of the arguments.
 
         Up to :data:`MOST_CALLS` calls are under way; the next are made while values are taken. Those that are left are
         cancelled when the iterator is closed, or when a call fails.
@@ -213,8 +213,8 @@ class RunningTask:
 
     @property
     def memory_dir(self) -> Path | None:
-        """As :attr:`shared_dir`, in the memory of the node: files there are read and written without a disk, and can be
-        mapped. None if the endpoint has several nodes, or the node no room for it. It ends with the endpoint.
+        """Directory like :attr:`shared_dir`, but in the node's memory: its files need no disk, and can be mapped. None
+        if the endpoint has several nodes, or the node has no room for it. It is deleted when the endpoint stops.
 
         :raises ConfigurationError: if the task has ended.
         """

@@ -58,7 +58,7 @@ _LENGTH: Final = struct.Struct(">I")
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 _FIRST_NONCE: Final = bytes(_NONCE_BYTES)
-"""Of a key that encrypts once."""
+"""Nonce for a key that encrypts only one message."""
 _WRAPPED_BYTES: Final = 32 + 2 * SECRET_BYTES + _TAG_BYTES
 _TEXT, _BINARY = b"fs\n", b"bs\n"
 _PREFIX_BYTES: Final = 3
@@ -104,7 +104,7 @@ class SealingKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Of the identity, in the form of OpenSSH."""
+        """Fingerprint of the identity, in the form of OpenSSH."""
         return fingerprint(_decode(self.identity))
 
     def to_json(self) -> dict[str, Any]:
@@ -170,13 +170,13 @@ class SealingSecrets:
         return cls(Ed25519PrivateKey.from_private_bytes(_decode(stored.identity)), keys)
 
     def to_bytes(self) -> bytes:
-        """As JSON, for a private file."""
+        """Return the keys as JSON, for a private file."""
         keys = tuple(_StoredKey(_encode(key.private_bytes_raw()), created_at) for key, created_at in self.keys)
         return msgspec.json.encode(_StoredKeys(_encode(self.identity.private_bytes_raw()), keys))
 
     @property
     def fingerprint(self) -> str:
-        """Of the identity."""
+        """Fingerprint of the identity."""
         return fingerprint(self.identity.public_key().public_bytes_raw())
 
     def public(self, *, endpoint_id: str) -> SealingKey:
@@ -356,7 +356,7 @@ _AGAIN: Final = "Submit the call again: a retry by the API, or another task with
 
 
 def _call_info(head: bytes, *fields: str) -> bytes:
-    """What a call is bound to. Each field has its length in front: other fields are other bytes."""
+    """Context that a sealed call is bound to. A length before each field makes different fields different bytes."""
     return b"farcall call v1\0" + head + _lengths(field.encode() for field in fields)
 
 

@@ -47,7 +47,7 @@ _TIMES: Final = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 
 
 def statement(name: str, function_hash: str) -> bytes:
-    """What a signature of a function signs: its name, and the SHA-256 of its body in hex. A line of JSON."""
+    """Message that a signature of a function signs, a line of JSON: its name, and the SHA-256 of its body in hex."""
     return json.dumps({"farcall_function": 1, "name": name, "sha256": function_hash}).encode() + b"\n"
 
 

@@ -24,7 +24,7 @@ from farcall_common.limits import MAX_FILE_BYTES, MAX_FILES, MAX_SOURCE_FILES, M
 from farcall_common.task_options import source_file
 
 MAX_LIST_BYTES: Final = 16 * MIB
-"""Of a list that is not compressed: other tasks of an agent wait while it reads one."""
+"""Limit for a list before compression: an agent's other tasks wait while it reads one."""
 
 
 class FileUse(msgspec.Struct, frozen=True, array_like=True, gc=False):

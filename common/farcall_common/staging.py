@@ -15,7 +15,7 @@ STAGING: Final = "staging"
 FILES: Final = "files"
 """In the details of a result: the files that were copied, as :meth:`StagedFile.to_json` writes them."""
 MAX_FILES_SHOWN: Final = 100
-"""Of one task."""
+"""Limit for the files of one task in an answer."""
 IN: Final = "staging-in"
 OUT: Final = "staging-out"
 _MAX_INTEGER: Final = 2**53
@@ -92,7 +92,7 @@ class StagedFile:
 
 
 def read_staging(value: Any, *, now: float | None = None) -> Staging | None:
-    """What a peer reported of a task's files; None if it cannot be read.
+    """Read a peer's report about a task's files; None if it is malformed.
 
     :param now: epoch seconds; an instant more than a year away from it becomes this.
     """

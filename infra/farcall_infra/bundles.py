@@ -136,7 +136,7 @@ class Bundle:
 
 
 def package_directory(package: str) -> Path:
-    """Where one of our packages is installed; it is not imported."""
+    """Find the directory of one of our packages, without importing it."""
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None

@@ -28,11 +28,11 @@ _ENTRY_BYTES: Final = 12
 
 @dataclasses.dataclass(frozen=True)
 class AllowedUsers:
-    """Those who may use the deployment: people with one of ``identities`` or ``admins`` (identity ids, or names that
+    """Users of the deployment: people with one of ``identities`` or ``admins`` (identity ids, or names that
     the identity provider has verified), with a verified name in one of ``domains``, or in one of ``groups``.
 
     Identities and domains are compared without regard to case, groups exactly. With ``reads_groups``, people's groups
-    are read although none is named here: objects can be shared with them.
+    are read even if ``groups`` is empty: objects can be shared with groups.
     """
 
     identities: Set[str] = frozenset()

@@ -252,7 +252,7 @@ def _route(event: BaseProxyEvent) -> str:
 
 
 def _source_ip(context: Mapping[str, Any]) -> str:
-    """Where a request came from."""
+    """Return the IP address of the client."""
     return str((context.get("identity") or {}).get("sourceIp") or "")
 
 

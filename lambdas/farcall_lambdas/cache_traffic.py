@@ -1,4 +1,4 @@
-"""CloudWatch: what the exchange cache did in a period."""
+"""CloudWatch: traffic of the exchange cache in a period."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT_S: Final = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class CloudWatchMeasurements:
-    """Those of the cache of that ``name``. See :class:`~farcall_lambdas.exchange_cache.Measurements`."""
+    """Measurements of the cache ``name``. See :class:`~farcall_lambdas.exchange_cache.Measurements`."""
 
     name: str
 

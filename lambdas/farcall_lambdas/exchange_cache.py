@@ -33,7 +33,7 @@ class Cache:
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What a cache did in a period: the processing units that it used, and the most bytes that it held."""
+    """Traffic of a cache in a period: the processing units that it used, and the most bytes that it held."""
 
     processing_units: float
     bytes_held: float
@@ -62,17 +62,17 @@ class Caches(Protocol):
 
 
 class Measurements(Protocol):
-    """What CloudWatch knows of the cache."""
+    """Measurements of the cache by CloudWatch."""
 
     def traffic(self, since: dt.datetime, until: dt.datetime) -> Traffic | None:
-        """What it did in a period; None if nothing was measured.
+        """Return the traffic in a period; None if CloudWatch has no measurements.
 
         :raises Unavailable: if CloudWatch does not answer.
         """
 
 
 class Decision(enum.StrEnum):
-    """What the scheduled run did, and why."""
+    """Outcome of a scheduled run, with its reason."""
 
     NONE = "there is no cache"
     CHANGING = "the cache is being created, changed or deleted"

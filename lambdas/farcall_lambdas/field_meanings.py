@@ -448,6 +448,6 @@ _MEANINGS: Final[Mapping[str, str]] = {
 
 
 def meaning(name: str, *, shape: str = "") -> str | None:
-    """What a field of a shape means, or a parameter without one; None if it is not described."""
+    """Return the meaning of a field of a shape, or of a parameter (no shape); None if there is no description."""
     of_option = _OF_OPTIONS.get(name) if shape.startswith(("Submit", "ActionBody")) else None
     return _MEANINGS.get(f"{shape}.{name}") or of_option or _MEANINGS.get(name)

@@ -25,8 +25,8 @@ _NO_ENDPOINT: Final = "token"
 
 @dataclasses.dataclass(frozen=True)
 class TokenGrant:
-    """What a token permits: operations with one of ``scopes``, on ``endpoints`` and ``functions`` (ids) only, unless
-    those are None."""
+    """Rights of a token: operations with one of ``scopes``, only on ``endpoints`` and ``functions`` (ids). None: on
+    all of them."""
 
     name: str
     scopes: Set[str]
@@ -66,7 +66,7 @@ class Identity:
 
     @property
     def rate_key(self) -> str:
-        """Whose rate limits requests count against: an endpoint's credential has its own."""
+        """Key of the rate limits that requests count against. The credential of an endpoint has its own limits."""
         return f"endpoint:{self.endpoint_id}" if self.endpoint_id else self.payer_id
 
     @property

@@ -81,7 +81,7 @@ def _with_our_errors(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_rights(spec: dict[str, Any]) -> dict[str, Any]:
-    """What a caller needs for each operation, from the table of rights."""
+    """Add the rights that each operation requires, from the table of rights."""
     for path, operations in spec["paths"].items():
         declared = path.replace("{", "<").replace("}", ">")
         for method, operation in operations.items():

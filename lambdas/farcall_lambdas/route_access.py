@@ -37,7 +37,7 @@ INTERACTIVE: Final = "tokens:manage"
 
 @dataclasses.dataclass(frozen=True)
 class RouteAccess:
-    """What a caller needs for a route: ``right`` on the ``object`` that the path or the body names (neither where the
+    """Requirements of a route: ``right`` on the ``object`` that the path or the body names (neither where the
     route is about nothing but the caller), and, with a token, ``scope`` (None for what every token may do).
 
     Tokens may be limited to some endpoints or functions: a route refuses those with other limits than its ``limits``,

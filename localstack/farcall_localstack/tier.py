@@ -1,4 +1,4 @@
-"""Offline tier: start, stop, save and load a cloud tier on LocalStack."""
+"""The offline tier: start, stop, save and load a cloud tier on LocalStack."""
 
 from __future__ import annotations
 

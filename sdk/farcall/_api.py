@@ -394,7 +394,7 @@ class Api:
         return grant
 
     def open_stream(self, public_key: str) -> StreamGrant:
-        """Not repeated here: the caller polls meanwhile, and has its own back-off."""
+        """Request a stream once. The caller polls meanwhile, and repeats the request with its own back-off."""
         body = {"public_key": public_key}
         grant: StreamGrant = self.http.call("POST", "/v3/stream", body=body, answer=StreamGrant, retry_timeout_s=0)
         return grant

@@ -47,7 +47,7 @@ _encoder: Final = msgspec.json.Encoder()
 
 @dataclasses.dataclass(frozen=True)
 class SubmitContext:
-    """Where and how calls run. Calls with equal contexts may be sent in one request."""
+    """Endpoint, group and options of calls. One request may contain all calls with equal contexts."""
 
     endpoint_id: str | None
     task_group_id: str

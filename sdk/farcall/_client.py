@@ -93,7 +93,7 @@ _LONGEST_POLL_S: Final = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Connection:
-    """What a client and its executors share."""
+    """Objects that a client and its executors share."""
 
     api: Api
     blobs: Blobs
@@ -229,14 +229,14 @@ class Client(SourceCode, Sharing):
         return self._api.whoami()
 
     def get_result_amqp_url(self) -> Json:
-        """Not supported: an :class:`Executor` receives results over the forwarder's stream.
+        """Raise Unsupported: an :class:`Executor` receives results over the forwarder's stream.
 
         :raises Unsupported: always.
         """
         raise Unsupported("there is no message broker", hint="An Executor gets its results pushed.")
 
     def logout(self) -> None:
-        """Not supported: the client takes its token from an argument, the environment or a file.
+        """Raise Unsupported: the client takes its token from an argument, the environment or a file.
 
         :raises Unsupported: always.
         """
@@ -445,7 +445,7 @@ class Client(SourceCode, Sharing):
         return self._connection.output.last([self._connection.ids.task(each) for each in task_ids])
 
     def iter_output(self, task_id: str | uuid.UUID) -> Iterator[OutputPart]:
-        """What a task prints, from its last 16 KiB on until it has ended. Waits for more in between.
+        """Yield the output of a task, starting with its last 16 KiB, and wait for more until the task has ended.
 
         :raises TaskUnknown: if you have no such task.
         :raises FarcallError: if the API does not answer.
@@ -560,10 +560,10 @@ class Client(SourceCode, Sharing):
         until: dt.date | None = None,
         endpoint_id: str | uuid.UUID | None = None,
     ) -> Iterator[Json]:
-        """What tasks that have ended used: ``tasks``, ``failed``, ``wall_s``, ``core_s`` and ``gpu_s`` (seconds of the
-        last attempt of each task, and those times its cores and accelerators; of a graph those of its calls) and
-        ``stages`` (how many calls of graphs ran), for each ``day`` (like ``2026-11-01``,
-        UTC), ``identity_id``, ``endpoint_id``, ``function_id`` and ``account`` of a scheduler.
+        """Usage of ended tasks: ``tasks``, ``failed``, ``wall_s`` (seconds of each task's last attempt; for a graph, of
+        its calls), ``core_s`` and ``gpu_s`` (these seconds times cores and accelerators) and ``stages`` (calls of
+        graphs that ran), for each ``day`` (like ``2026-11-01``, UTC), ``identity_id``, ``endpoint_id``, ``function_id``
+        and ``account`` of a scheduler.
 
         :param by: some of ``day``, ``identity``, ``endpoint``, ``function``, ``account``.
         :param of: ``mine``, your tasks; ``endpoints``, those of all users on your endpoints; ``all``, for
@@ -986,7 +986,7 @@ class Client(SourceCode, Sharing):
         self._api.delete_endpoint(self.find_endpoint(endpoint_id))
 
     def stop_endpoint(self, endpoint_id: str | uuid.UUID) -> None:
-        """Not supported: an endpoint is stopped on its machine.
+        """Raise Unsupported: an endpoint is stopped on its machine.
 
         :raises Unsupported: always.
         """

@@ -49,7 +49,7 @@ class CompatibilityChecker:
         return msgspec.structs.replace(options, result_serializers=(_BINARY,))
 
     def _runtime(self, endpoint_id: str, options: TaskOptions) -> EndpointRuntime:
-        """What is known of the Python that runs tasks with these options: an environment has its own."""
+        """Runtime of tasks with these options. In a container or environment, its version of Python is unknown."""
         runtime = self._endpoints.runtime(endpoint_id)
         is_own = options.container is None and options.environment is None
         return runtime if is_own else dataclasses.replace(runtime, python="")

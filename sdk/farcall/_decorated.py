@@ -36,7 +36,7 @@ class Decorated(Generic[P, R]):
     ) -> None:
         functools.update_wrapper(self, function)
         self.endpoint: str | uuid.UUID | None = endpoint
-        """Where :meth:`submit` and :meth:`map` run it: the name or id of an endpoint; None is the default one."""
+        """Name or id of the endpoint for :meth:`submit` and :meth:`map`. None: the default endpoint."""
         self.task_options = options
         self.registered_name = name
         self.registered_description = description

@@ -18,8 +18,8 @@ _RETRY_AFTER_S: Final = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class EndpointRuntime:
-    """What an endpoint reported when it connected. ``python`` is "3.12", empty if unknown; ``strategies`` is None if
-    unknown. ``knows_files``: None if nothing is known."""
+    """Runtime that an endpoint reported when it connected. ``python`` is a version like "3.12", empty if unknown.
+    ``strategies`` and ``knows_files`` are None if unknown."""
 
     python: str = ""
     strategies: frozenset[str] | None = None

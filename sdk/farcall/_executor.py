@@ -108,7 +108,7 @@ class Submitter(concurrent.futures.Executor):
 
     @property
     def endpoint_id(self) -> str | None:
-        """Where to run: the id of an endpoint. It may be set to a name; None is the default endpoint (see
+        """Id of the endpoint that runs the calls. It may be set to a name; None is the default endpoint (see
         :meth:`Client.find_endpoint`)."""
         return self._context.endpoint_id
 

@@ -60,7 +60,7 @@ _COMPARED: Final = (types.FunctionType, types.BuiltinFunctionType)
 @dataclasses.dataclass(frozen=True)
 class Requirements:
     """Strategies that the reader of a function or call must know. ``python`` is the only version that can run it, or
-    None. ``classes``: those whose byte code is in it, in brackets. ``files``: those of a call."""
+    None. ``classes``: classes whose byte code is in it, in brackets. ``files``: files that a call reads or writes."""
 
     strategies: frozenset[str]
     python: str | None
@@ -69,12 +69,12 @@ class Requirements:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The endpoints whose files are among them."""
+        """The endpoints that have some of the files."""
         return sources(self.files) if self.files else ()
 
     @property
     def source_files(self) -> tuple[str, ...]:
-        """Those of them that are at other endpoints, as options of tasks have them."""
+        """The files of other endpoints, in the form that options of tasks have."""
         return source_files(self.files) if self.files else ()
 
 

@@ -115,9 +115,9 @@ _NOTHING: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where a result comes from: the endpoints that may have written it, none if unknown, and the strategies that
-    its submitter asked for, none if any. Not as the endpoint reports it. ``sealed``: whether the call was sealed,
-    and so has to be the result; None if this client did not submit it: then its id says so."""
+    """Expected origin of a result, from the submit, not from the endpoint's report: the endpoints that may have written
+    it (empty if unknown), and the strategies that its submitter requested (empty: any). ``sealed``: whether the call
+    was sealed, so that the result must be, too. None: another client submitted it, and the task id says so."""
 
     endpoint_ids: tuple[str, ...]
     result_serializers: tuple[str, ...] = ()
@@ -167,18 +167,18 @@ class TaskRecord:
         self.origin: Origin | None = None
         #: Instants in the cloud and on the worker, as they came with the result.
         self.timings: Mapping[str, float] = _NOTHING
-        #: Makes the value of the result, if that has another form.
+        #: Converts the result to the value, if they differ in form.
         self.rebuild: Callable[[Any], Any] | None = None
         #: Of a graph whose target does not need all of its stages, the numbers of those that it needs.
         self.stage_numbers: Sequence[int] | None = None
-        #: That it is a target of, if it is one.
+        #: The graph that the future is a target of, if any.
         self.graph: weakref.ref[Graph] | None = None
         #: The span of the call, if the program makes spans.
         self.traceparent: str | None = None
 
 
 class FutureOwner(Protocol):
-    """What the futures of an executor share."""
+    """Services of an executor that all its futures use."""
 
     def cancel(self, task: TaskRecord, /) -> None:
         """The future was cancelled here."""

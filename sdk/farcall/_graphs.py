@@ -128,12 +128,12 @@ class GraphTask:
 
 
 def _yes() -> bool:
-    """An endpoint that runs graphs reads large values as bytes."""
+    """Return True: every endpoint that runs graphs reads large values as bytes."""
     return True
 
 
 def _all_of(requirements: Sequence[Requirements]) -> Requirements | None:
-    """What a reader of all stages must know."""
+    """Requirements for a reader of all stages."""
     if not requirements:
         return None
     strategies = frozenset[str]().union(*(each.strategies for each in requirements))

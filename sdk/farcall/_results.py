@@ -98,7 +98,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def origin_from_json(task: Mapping[str, Any]) -> Origin:
-    """Where the result of a task comes from, by the API's JSON."""
+    """Read the expected origin of a task's result from the API's JSON."""
     endpoint_id, strategies = task.get("endpoint_id"), task.get("result_serializers")
     asked_for = tuple(map(str, strategies)) if isinstance(strategies, list) else ()
     return Origin(endpoint_ids_of(str(endpoint_id or "")), asked_for)

@@ -137,7 +137,7 @@ class OutputReader:
         self._sealer = sealer
 
     def read(self, cursors: Sequence[OutputCursor], *, stop: threading.Event | None = None) -> list[OutputPart]:
-        """What is new of these tasks, and up to 64 KiB of each stream: 100 tasks at most.
+        """Read new output of up to 100 tasks, up to 64 KiB of each stream.
 
         :raises FarcallError: if the API does not answer, or a seal cannot be opened.
         """
@@ -168,7 +168,7 @@ class OutputReader:
         return found
 
     def follow(self, cursor: OutputCursor) -> Iterator[list[OutputPart]]:
-        """What a task prints, again and again until it has ended; empty lists while it prints nothing.
+        """Yield new output of a task until it has ended; empty lists while it prints nothing.
 
         :raises FarcallError: as :meth:`read`.
         """

@@ -251,5 +251,5 @@ def test_blocks_without_room_are_refused_and_old_ones_make_room(tmp_path: Path) 
 def test_the_memory_of_nodes_is_for_tasks() -> None:
     with pytest.raises(ConfigurationError, match="for tasks of Farcall"):
         open_node_blocks("node:")
-    with pytest.raises(ConfigurationError, match="no storage of blocks"):
+    with pytest.raises(ConfigurationError, match="Invalid storage of blocks node:many"):
         open_node_blocks("node:many")

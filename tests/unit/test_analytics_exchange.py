@@ -183,7 +183,7 @@ def test_of_attempts_that_lost_nothing_is_left() -> None:
 def test_what_is_no_block_of_partitions_is_refused() -> None:
     with open_blocks("memory:") as blocks:
         blocks.create("other", [bytes(100)])
-        with pytest.raises(ValueError, match="other is no block with 3 partitions"):
+        with pytest.raises(ValueError, match="other: expected a block with 3 partitions"):
             read_combined(blocks, "other", 3)
         write_combined(blocks, "job/0", [[b"x"]])
         with pytest.raises(ObjectGone):
@@ -216,7 +216,7 @@ def test_a_run_begins_although_another_one_has_just_ended(tmp_path: Path, monkey
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "nightly").mkdir()
     (tmp_path / "nightly" / "running").touch()
-    with pytest.raises(ConfigurationError, match="nightly/running in the storage is no run of a job"):
+    with pytest.raises(ConfigurationError, match="nightly/running in the storage was not written by a job"):
         passing.begin_job([Way(f"file://{tmp_path}", job="nightly")])
 
 

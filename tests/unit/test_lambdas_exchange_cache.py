@@ -115,7 +115,7 @@ def test_a_cache_is_created_once_and_found_until_it_is_stopped() -> None:
 
 
 def test_an_unknown_action_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="'grow' is no action"):
+    with pytest.raises(InvalidRequest, match="Unknown action 'grow'"):
         answer(ExchangeCache(FakeCaches(), FakeMeasurements(), Limits(IDLE)), {"action": "grow"}, now=NOW)
 
 

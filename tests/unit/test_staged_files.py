@@ -44,7 +44,7 @@ JSON: Final = JSONData(lossless=True)
         ("/data/scan.h5", "Write file:///data/scan.h5 for a file of the endpoint"),
         ("s4://lab/scan.h5", "unknown scheme. Write one of"),
         ("S3://lab/scan.h5", "Did you mean 's3'?"),
-        ("file://~/scan.h5", "is no absolute path. Write file:///path, without ~"),
+        ("file://~/scan.h5", "expected an absolute path, got 'file://~/scan.h5'. Write file:///path, without ~"),
         ("s3://lab", "names no file"),
         ("s3://lab/raw/", "Directories cannot be staged"),
         ("s3:///scan.h5", "names no bucket"),

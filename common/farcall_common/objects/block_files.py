@@ -34,13 +34,13 @@ _PLACE: Final = struct.Struct("<Q?")
 """Number of a chunk, and whether it is the last one."""
 _READ_BYTES: Final = 2**18
 _KEPT_S: Final = 86_400.0
-"""After so long the next writer without room, and the end of the next job, delete what was not deleted."""
+"""Age from which a leftover block is deleted, by a writer without room, or at the end of the next job."""
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def file_name(name: str) -> str:
-    """Of the file of a block."""
+    """Return the name of a block's file."""
     return _BLOCK + urllib.parse.quote(name, safe="")
 
 
@@ -67,7 +67,7 @@ def open_block(directory: int, name: str) -> int:
     descriptor = os.open(file_name(name), _READ, dir_fd=directory)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no block", name)
+        raise OSError(errno.EINVAL, "expected the regular file of a block", name)
     return descriptor
 
 
@@ -157,7 +157,7 @@ def names(directory: int, prefix: str) -> Iterator[str]:
 
 
 def used_bytes(directory: int) -> int:
-    """Of all files together."""
+    """Return the size of all files together."""
     return sum(state.st_size for _, state in _files(directory))
 
 

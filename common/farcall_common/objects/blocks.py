@@ -121,7 +121,7 @@ def open_blocks(url: str) -> Blocks:
         return blocks if prefixes == 1 else SpreadBlocks(blocks, prefixes)
     if scheme in SCHEMES and rest.startswith("//"):
         return ValkeyBlocks(url)
-    raise ConfigurationError(f"{scheme}: is no storage of blocks.", hint=f"Write {_FORMS}.")
+    raise ConfigurationError(f"Unknown storage of blocks {scheme}:.", hint=f"Write {_FORMS}.")
 
 
 def split_prefixes(url: str) -> tuple[str, int]:

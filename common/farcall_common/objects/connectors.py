@@ -13,7 +13,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Connector(Protocol):
-    """What a store needs of a connector, ours or ProxyStore's (``proxystore.connectors.protocols.Connector``)."""
+    """Connector of a store, ours or ProxyStore's (``proxystore.connectors.protocols.Connector``)."""
 
     def close(self) -> None:
         """Close connections."""

@@ -27,7 +27,7 @@ from farcall_common.objects.connectors import ObjectConnector
 from farcall_common.payload import Piece
 
 DRAFT_PREFIX: Final = ".draft-"
-"""Of a file that is being written."""
+"""Name prefix of a file that is being written."""
 _DRAFT_AGE_S: Final = 3600.0
 _TOUCH_S: Final = 60.0
 """Uses within this time count as one: a change of a file's time is a message to a file server."""

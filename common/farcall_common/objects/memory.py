@@ -27,9 +27,9 @@ _LEAD_BYTES: Final = mmap.PAGESIZE
 """In front of a buffer: room for the head of the object, and for what its value has before the buffer."""
 
 REUSED_BYTES: Final = 8 * 2**20
-"""Files of at least this size are written again."""
+"""Minimum size of files that are reused for new objects."""
 _FREE: Final = f"{DRAFT_PREFIX}free-"
-"""Of the names of those that may be, in front of the size. A sweeper deletes them as it deletes drafts."""
+"""Name prefix of files that may be reused; the size follows. Sweepers delete these files like drafts."""
 _MOST_FREE: Final = 4
 _MOST_FREE_BYTES: Final = 256 * 2**20
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -215,7 +215,7 @@ class _Draft:
 
 
 _drafts: Final[dict[int, _Draft]] = {}
-"""Those that may become objects, by the address of the buffer."""
+"""Drafts that may become objects, by the address of the buffer."""
 
 
 def _before_fork() -> None:

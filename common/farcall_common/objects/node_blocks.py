@@ -85,13 +85,13 @@ def node_of(name: str) -> str:
 
 
 def open_node_blocks(url: str) -> NodeBlocks:
-    """The storage ``node:`` or ``node:BYTES``: that many on each node at most, of all jobs of a submitter together.
+    """Open the storage ``node:`` or ``node:BYTES``: BYTES limits all jobs of a submitter together, on each node.
 
     :raises ConfigurationError: if that is no such address, or no task of Farcall runs here.
     """
     most = url.removeprefix(SCHEME)
     if most and not most.isdecimal():
-        raise ConfigurationError(f"{url} is no storage of blocks.", hint="Write node: or node:BYTES.")
+        raise ConfigurationError(f"Invalid storage of blocks {url}.", hint="Write node: or node:BYTES.")
     try:
         memory = running.current().node_memory()
     except ConfigurationError as error:

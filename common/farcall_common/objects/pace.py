@@ -132,7 +132,7 @@ class Pace:
 
 
 PACES: Final[dict[str, Pace]] = {}
-"""Those of this process, by storage."""
+"""Paces of this process, by storage."""
 _PACES_LOCK: Final = threading.Lock()
 
 

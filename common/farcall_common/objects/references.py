@@ -20,11 +20,11 @@ from farcall_common.objects.encoding import HEAD_BYTES, decode
 T = TypeVar("T")
 
 _FORM: Final = 1
-"""Of a pickled reference. Another release may write more."""
+"""Version of a pickled reference. Other releases may add versions."""
 _FORM_OF_ENDPOINT: Final = 2
-"""The same with the endpoint at which the object is."""
+"""Version of a pickled reference that names the endpoint of the object."""
 _SEALED_FORM: Final = 3
-"""The same with the SHA-256 of the object's bytes."""
+"""Version of a pickled reference with the SHA-256 of the object's bytes."""
 _ENDPOINT: Final = "FARCALL_ENDPOINT_ID"
 """Variable of workers."""
 _OURS: Final[Mapping[str, str]] = {

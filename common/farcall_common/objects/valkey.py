@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import redis
 
 MOST_BYTES: Final = 512 * 2**20
-"""Of a value in Valkey and Redis."""
+"""Limit of Valkey and Redis for a value."""
 _PREFIX: Final = "farcall:object:"
 SCHEMES: Final = ("valkey", "valkeys", "redis", "rediss", "unix")
-"""Of addresses."""
+"""Schemes of addresses."""
 _OWN_SCHEMES: Final = {"valkey": "redis", "valkeys": "rediss"}
 _READ_BYTES: Final = 2**18
 _SMALL_BYTES: Final = 4096
@@ -184,5 +184,5 @@ def _name(key: Key) -> str:
 
 
 def _left(key: Key) -> str:
-    """Where the number of reads that are left is."""
+    """The key of the number of remaining reads."""
     return f"{_name(key)}:reads"

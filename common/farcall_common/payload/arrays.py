@@ -16,7 +16,7 @@ import msgspec
 from farcall_common.payload.framing import Piece, padding
 
 ARRAY_PREFIX: Final = b"a1\n"
-"""Of an array buffer; no other starts so."""
+"""Prefix of an array buffer; no other buffer has it."""
 _HEAD: Final = struct.Struct("<3sB")
 """The prefix, and the length of what follows: type, shape and order of the elements in MessagePack."""
 _MOST_HEAD_BYTES: Final = 255

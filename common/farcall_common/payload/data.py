@@ -196,7 +196,7 @@ def _check_lossless(value: object) -> None:
 
 
 class _Writers(threading.local):
-    """Of what this thread reads. ``endpoint_ids``: None: it is no result."""
+    """Endpoints that may have written what this thread reads. None: it does not read a result."""
 
     endpoint_ids: Collection[str] | None = None
 

@@ -20,7 +20,7 @@ Piece = bytes | memoryview
 ALIGNMENT_BYTES: Final = 64
 """The alignment of the widest vector instructions."""
 FILES_PREFIX: Final = b"fl\n"
-"""Of a payload with a list of files in front; see :mod:`farcall_common.staged_files`."""
+"""Prefix of a payload with a list of files in front; see :mod:`farcall_common.staged_files`."""
 _BINARY: Final = b"b"
 _MAX_HEAD_BYTES: Final = 1024
 

@@ -22,7 +22,7 @@ from farcall_common.payload.strategy import SEND_DATA, hint_for, message_of
 NATIVE: Final = ("native",)
 
 NATIVE_PREFIX: Final = b"p5\n"
-"""Of a native buffer; no other starts so."""
+"""Prefix of a native buffer; no other buffer has it."""
 _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 _LARGE: Final = 16 * 1024
 """Above this size pickle writes a value directly into a file, which is ten times as fast as ``pickle.dumps``."""

@@ -130,7 +130,7 @@ class Serializer:
         return b"".join(self.pieces(value, strategies=strategies))
 
     def pieces(self, value: object, *, strategies: Sequence[Strategy] | None = None) -> Sequence[Piece]:
-        """As :meth:`serialize`, in pieces: large contents are not copied. Do not change them before they are sent."""
+        """Serialize a value to pieces: large contents are not copied. Do not change them before they are sent."""
         return _first_that_dumps(value, self.data if strategies is None else strategies, "The value")
 
     def serialize_function(

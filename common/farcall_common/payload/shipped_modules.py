@@ -69,7 +69,7 @@ class ShippedModules:
             sys.modules.update(hidden)
 
     def _install(self) -> dict[str, types.ModuleType]:
-        """Use these modules; returns those of the same names that were loaded here."""
+        """Use these modules, and return the loaded modules of the same names."""
         hidden: dict[str, types.ModuleType] = {}
         if any(name in sys.modules for name in self._top_level):
             names = [name for name in sys.modules if name.partition(".")[0] in self._top_level]
@@ -79,7 +79,7 @@ class ShippedModules:
         return hidden
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """As finders have it."""
+        """Find a module (see :class:`importlib.abc.MetaPathFinder`)."""
         if name not in self.sources:
             return None
         origin = f"<{name} {self.digest[:8]}>"
@@ -88,10 +88,10 @@ class ShippedModules:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """As loaders have it: the usual kind."""
+        """Return None: import creates a module of the usual kind."""
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """As loaders have it."""
+        """Run a module (see :class:`importlib.abc.Loader`)."""
         spec = module.__spec__
         assert spec is not None
         filename, text = str(spec.origin), self.sources[spec.name][1]

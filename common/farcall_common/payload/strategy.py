@@ -102,7 +102,7 @@ class Combination(Strategy):
         return unpack(text)
 
     def load(self, text: bytes) -> object:
-        """Not used: the :class:`~farcall_common.payload.Serializer` decides which parts may be read."""
+        """Raise an error: the :class:`~farcall_common.payload.Serializer` decides which parts may be read."""
         raise NotImplementedError(f"{type(self).__name__} is read part by part")
 
 

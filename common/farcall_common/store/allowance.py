@@ -71,8 +71,8 @@ NO_LIMITS: Final = Allowance()
 
 
 def most_generous(allowances: Iterable[Allowance]) -> Allowance:
-    """Of each limit the highest; no limit is higher than any. An allowance without a weight counts as weight 1 beside
-    one that has one. Without allowances there is no limit."""
+    """Return the highest value of each limit; None, no limit, is the highest. If only some allowances have a weight,
+    the others count as weight 1. Without allowances there is no limit."""
     given = list(allowances)
     limits: dict[str, Any] = {}
     for name in Allowance.__struct_fields__:

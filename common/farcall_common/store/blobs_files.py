@@ -166,7 +166,7 @@ class NewBlob:
 
     @property
     def ref(self) -> BlobRef:
-        """What was written until now."""
+        """Reference to the bytes that were written until now."""
         return BlobRef(self._blob_key, self.size_bytes, self._hash.hexdigest())
 
     def write(self, data: bytes) -> None:

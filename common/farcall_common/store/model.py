@@ -195,7 +195,7 @@ class Function:
 
 
 class FunctionBody(NamedTuple):
-    """What an endpoint gets of a function. ``signature`` is empty if the function is not signed."""
+    """Function as an endpoint receives it. ``signature`` is empty if the function is not signed."""
 
     name: str
     body: bytes
@@ -395,7 +395,7 @@ class Right(enum.IntEnum):
 
 
 class ObjectKind(enum.StrEnum):
-    """What can be shared."""
+    """Kinds of objects that can be shared."""
 
     ENDPOINT = "endpoint"
     FUNCTION = "function"
@@ -694,8 +694,8 @@ class QueuePosition:
 
 @dataclasses.dataclass(frozen=True)
 class RunningLimit:
-    """What an allowance gives a submitter in the queue of an endpoint: the most leased tasks, and the weight of its
-    turns; None for no limit, and for the weight that the agent's configuration has."""
+    """Limits of a submitter in the queue of an endpoint, from an allowance: the most leased tasks (None: no limit), and
+    the weight of its turns (None: the weight of the agent's configuration)."""
 
     max_running: int | None = None
     weight: int | None = None

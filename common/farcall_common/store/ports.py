@@ -214,7 +214,7 @@ class Endpoints(Audited, Protocol):
         """Record higher generations of these spools, where they are still those of their endpoints."""
 
     def find_restricted(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        """Those of these endpoints that run certain functions only."""
+        """Return the endpoints that run certain functions only."""
 
     # withdrawn rights
     def put_withdrawal(self, withdrawal: Withdrawal) -> None:
@@ -325,12 +325,11 @@ class Tasks(Audited, Protocol):
     def read_for_submit(
         self, endpoint_id: str, references: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[Endpoint | None, Mapping[str, Function], Mapping[str, Task]]:
-        """What a submit is checked against: its endpoint, its functions without bodies, by reference (an id, which is
-        the newest version, or ``id@version``), and those of its tasks that exist already. One round trip, if none of
-        them does."""
+        """Read the data that a submit is checked against: its endpoint, its functions without bodies, and its existing
+        tasks. A reference is an id, for the newest version, or ``id@version``. One round trip, if no task exists."""
 
     def find_memoized(self, owner_id: str, memo_keys: Sequence[str]) -> Mapping[str, Task]:
-        """For each key the owner's newest successful task with it, if there is one."""
+        """Return the owner's newest successful task with each key, if there is one."""
 
     def get_tasks(
         self, task_ids: Sequence[str], *, with_bodies: bool = True, for_answers: bool = False
@@ -422,7 +421,7 @@ class Tasks(Audited, Protocol):
         """Ids of open tasks of an endpoint, in order. Reads no payload."""
 
     def find_busy_endpoints(self, endpoint_ids: Sequence[str]) -> frozenset[str]:
-        """Those of these endpoints that have open tasks."""
+        """Return the endpoints that have open tasks."""
 
     def list_endpoints_with_open_tasks(self) -> Sequence[str]:
         """Endpoints that have open tasks. The work is in proportion to them, however many tasks each has."""
@@ -584,11 +583,11 @@ class Registry(Protocol):
 
     # result sharing between forwarders, for clients that are connected elsewhere than the endpoint
     def watch(self, owner_ids: Sequence[str], forwarder_id: str, *, ttl_s: float) -> frozenset[str]:
-        """Clients of these owners wait at a forwarder, for a while. Returns the owners that are new there: their
-        results were not shared with it until now."""
+        """Record for ``ttl_s`` seconds that clients of these owners wait at a forwarder. Return the owners that are new
+        there: their results were not shared with it until now."""
 
     def watchers(self, owner_ids: Sequence[str]) -> Mapping[str, Sequence[str]]:
-        """For each forwarder at which clients of some of these owners wait, those owners. One round trip."""
+        """Return the forwarders at which clients of these owners wait, each with its owners. One round trip."""
 
     def share(self, results: Mapping[str, Sequence[SharedResults]]) -> None:
         """Publish recorded results to forwarders, by id. One round trip."""
@@ -701,8 +700,8 @@ class Queue(Registry, Protocol):
         """The leased tasks of endpoints, by fence, that should stop; the same ids are returned until the tasks end."""
 
     def endpoints_with_activity(self, fences: Mapping[str, int]) -> Sequence[str]:
-        """Of these endpoints, owned under these fences, those with waiting tasks or requests to cancel, and those whose
-        owner or data has changed, which the next call refuses."""
+        """Return the endpoints, owned under these fences, that have waiting tasks or requests to cancel. Endpoints
+        whose owner or data has changed are among them: the next call refuses those."""
 
     def ack(self, results: Sequence[tuple[int, Sequence[TaskResult]]]) -> Sequence[Fenced | QueueDataLost | None]:
         """End tasks, each endpoint's under its fence. The first result of a task counts and enters the outbox. Some
@@ -732,11 +731,11 @@ class Queue(Registry, Protocol):
 
     # the reconciler's reads
     def find_missing(self, task_ids: Mapping[str, Sequence[str]]) -> frozenset[str]:
-        """Of these tasks, by endpoint, those that the queue does not hold: they neither wait, nor are leased, nor ended
-        a moment ago. One round trip for many."""
+        """Return the tasks, given by endpoint, that the queue does not hold: they do not wait, have no lease, and did
+        not end a moment ago. One round trip for many."""
 
     def find_outboxes(self, endpoint_ids: Sequence[str]) -> Sequence[str]:
-        """Those of these endpoints that have something in their outbox. One round trip for many."""
+        """Return the endpoints whose outbox is not empty. One round trip for many."""
 
     def read_checkpoint(self, name: str) -> str:
         """A position that holds for the queue as it is; empty at first, and after a wipe."""
@@ -760,7 +759,7 @@ class Queue(Registry, Protocol):
         """The tasks are queued, or will not be."""
 
     def position(self, endpoint_id: str, task_id: str) -> QueuePosition:
-        """Where a task is in the queue, for people. Takes time with the number of tasks that wait."""
+        """Return the position of a task in the queue, for people. Takes time with the number of waiting tasks."""
 
     def set_limits(self, limits: Mapping[str, Mapping[str, RunningLimit]], *, complete: bool) -> None:
         """Set limits of submitters, by endpoint and owner id; ``complete``: others of these endpoints have none. A
@@ -799,10 +798,10 @@ class WakeUps(Protocol):
         """The shared results that :meth:`get` has received since the last call. Never waits."""
 
     def take_asks(self) -> Sequence[OutputAsk]:
-        """As :meth:`take_shared`, requests for output."""
+        """The requests for output that :meth:`get` has received since the last call. Never waits."""
 
     def take_file_messages(self) -> Sequence[FileMessage]:
-        """As :meth:`take_shared`, requests for files and answers to them."""
+        """The requests for files, and their answers, that :meth:`get` has received since the last call. Never waits."""
 
     def close(self) -> None: ...
 

@@ -116,4 +116,4 @@ READ_REASONS: Final = frozenset(
         FileReason.SWITCHED_OFF,
     }
 )
-"""Those that the endpoint that has the file may give."""
+"""Reasons that the endpoint with the file may give."""

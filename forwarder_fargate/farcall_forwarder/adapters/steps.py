@@ -109,8 +109,8 @@ class StoreSteps:
         return ev.TasksPrepared(step, bodies, urls, refused, self._payloads(step.tasks))
 
     def _never_arrived(self, task_ids: Sequence[str], spool_id: str) -> frozenset[str]:
-        """Of tasks that were sent before, those that were sent to this spool only, not accepted, and are open: the
-        agent did not hold them when its session began. (Or that dispatch was this one, and its answer was lost.)
+        """Return the open tasks that were sent only to this spool and never accepted: the agent did not hold them when
+        its session began. (Or the database has recorded this very dispatch, and its answer was lost.)
 
         A task that has ended is in no spool either: the queue forgets results after a while, and such a task may be
         enqueued late.

@@ -251,8 +251,8 @@ def _has_function(endpoint: Endpoint, session: PeerSession, function_id: str, fu
 
 
 def _function_key(endpoint: Endpoint, function_id: str, function_hash: str) -> tuple[str, str]:
-    """What a session remembers of a function that was sent. Where signatures count, functions with the same body are
-    not the same: one may have another signature, or none."""
+    """Key of a function that a session has sent. If the endpoint checks signatures, the id is part of the key:
+    functions with the same body may have different signatures, or none."""
     return (function_id if endpoint.signed_functions else "", function_hash)
 
 

@@ -107,7 +107,7 @@ def _text_bytes(message: FileMessage) -> int:
 
 
 def _result_bytes(result: TaskResult) -> int:
-    """Of a failure its texts count, which may be long: a traceback, and the end of the output."""
+    """Return the bytes of a result, with the texts of a failure: traceback and end of the output may be long."""
     texts = [] if result.error is None else [result.error.message, result.error.traceback]
     texts += [value for value in (result.details or {}).values() if isinstance(value, str)]
     return _RECORD_BYTES + len(result.result or b"") + sum(len(text or "") for text in texts)

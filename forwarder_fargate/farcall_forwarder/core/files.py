@@ -252,12 +252,12 @@ class FilePulls:
 
 
 def piece_key(pull_id: str, sha256: str) -> str:
-    """The key of a piece: no two requests have the same, so that each can be deleted by itself."""
+    """Return the key of a piece. Every request has its own, so that its pieces can be deleted separately."""
     return blob_key(piece_owner(pull_id), sha256)
 
 
 def piece_owner(pull_id: str) -> str:
-    """What the key of a piece has in place of an owner."""
+    """Return the part of a piece's key that names the owner in other keys."""
     return f"{PIECES}{pull_id}"
 
 
@@ -330,8 +330,8 @@ class FileReads:
         return [unread(ask, FileReason.OFFLINE)]
 
     def grant(self, request_id: str, size_bytes: int, sha256: str, now: Instant) -> str | None:
-        """What the key of a piece has in place of an owner, if a piece of this size was requested; else None. Only one
-        content is granted, however often the agent has to upload it."""
+        """Permit the upload of a piece, if this size was requested, and return its :func:`piece_owner`; else None. The
+        first SHA-256 is binding: the agent may upload the same content repeatedly, but no other one."""
         read = self._open(request_id, now)
         if read is None or not 0 < size_bytes <= read.ask.max_bytes or read.sha256 not in ("", sha256):
             return None

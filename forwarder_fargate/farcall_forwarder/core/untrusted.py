@@ -95,8 +95,8 @@ def _clean_details(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
 
 
 def clean_retry(value: Mapping[str, Any], *, now: float) -> Mapping[str, Any]:
-    """What the history of a task has of a retry: which one of how many, when, and the name of the error's class. Empty
-    if a report is not about a retry."""
+    """Return the entry of a task's history about a retry: its number, their total, its time, and the name of the
+    error's class. Empty if a report is not about a retry."""
     retry, retries, at, error = (value.get(name) for name in ("retry", "retries", "retry_at", "error"))
     if not (type(retry) is type(retries) is int and 1 <= retry <= retries <= MAX_RETRIES):
         return NO_DETAIL

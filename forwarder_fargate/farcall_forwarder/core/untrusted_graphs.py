@@ -48,8 +48,8 @@ MAX_SKEW_S: Final = 366 * 86400.0
 
 
 def clean_graph(value: Mapping[str, Any], *, now: float) -> dict[str, Any]:
-    """What the details of a result have of a graph: its stages, how many calls ran and for how long, and small values.
-    Of a sealed call, only the numbers can be read. ``now`` is in epoch seconds."""
+    """Return the valid part of the details about a graph: its stages, the number and seconds of its calls, and small
+    values. In the details of a sealed call, only the numbers are readable. ``now`` is in epoch seconds."""
     states = list(_states(value.get(STAGES), now=now))
     cleaned: dict[str, Any] = {STAGES: _within(states, _MAX_STAGES_BYTES)} if states else {}
     calls = _count(value.get(STAGE_CALLS), MAX_CALLS) or min(sum(s.ended for s in states), MAX_CALLS)

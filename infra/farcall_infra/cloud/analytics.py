@@ -21,7 +21,7 @@ _PASSING: Final = frozenset({"creating", "modifying", "deleting", _NONE})
 
 
 class Action(enum.StrEnum):
-    """What the function of the cache can be asked for."""
+    """Actions of the function that manages the cache."""
 
     STATUS = "status"
     START = "start"
@@ -31,7 +31,7 @@ class Action(enum.StrEnum):
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """Addresses for ``storage=`` and ``fast_storage=``. ``express`` and ``cache`` are empty if there is none;
-    ``cache_status`` is ElastiCache's word. ``has_cache`` is whether a cache can be created."""
+    ``cache_status`` is the status in ElastiCache. ``has_cache`` is whether a cache can be created."""
 
     bucket: str
     express: str
@@ -42,7 +42,7 @@ class Storage:
 
 def find_storage(aws: Aws, name: str, *, action: Action, pause: Callable[[float], None]) -> Storage:
     """The storage of the deployment ``name``. With :attr:`Action.START` its cache is created, if there is none, and is
-    available at the end; ``pause`` waits for so many seconds.
+    available at the end; ``pause`` waits for a number of seconds.
 
     :raises DeploymentUnknown: if the deployment has no storage of exchanges.
     :raises ConfigurationError: if it has no cache, and the action is for one.

@@ -45,7 +45,7 @@ class ExchangeBucket(Construct):
         return f"s3://{self.bucket.bucket_name}"
 
     def statements(self) -> list[iam.PolicyStatement]:
-        """What the tasks and programs of a job do with it."""
+        """Permissions of the tasks and programs of a job."""
         return [
             iam.PolicyStatement(actions=["s3:ListBucket"], resources=[self.bucket.bucket_arn]),
             iam.PolicyStatement(
@@ -96,7 +96,7 @@ class ExpressBucket(Construct):
         return f"s3://{self._bucket.ref}"
 
     def statements(self) -> list[iam.PolicyStatement]:
-        """What the tasks and programs of a job do with it."""
+        """Permissions of the tasks and programs of a job."""
         return [iam.PolicyStatement(actions=["s3express:CreateSession"], resources=[self._bucket.attr_arn])]
 
 
@@ -210,5 +210,5 @@ class ExchangeCache(Construct):
         return self._function.function_arn
 
     def statements(self) -> list[iam.PolicyStatement]:
-        """What a program does that starts the cache."""
+        """Permissions of a program that starts the cache."""
         return [iam.PolicyStatement(actions=["lambda:InvokeFunction"], resources=[self._function.function_arn])]

@@ -131,7 +131,7 @@ class OidcProvider:
             return self._keys
 
     def _keys_address(self) -> str:
-        """Where the issuer's keys are, by its own document (OpenID Connect Discovery 1.0, section 4)."""
+        """Read the address of the issuer's keys from its own document (OpenID Connect Discovery 1.0, section 4)."""
         try:
             # Redirects are not followed, as PyJWKClient does not: they could lead to an address that is not secure.
             answer = requests.get(

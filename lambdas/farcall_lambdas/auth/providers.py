@@ -130,7 +130,7 @@ class GlobusProvider:
         ]
 
     def _outage(self, error: globus_sdk.GlobusError) -> Unavailable:
-        """What an error means for the caller. If Globus limits us, it is not asked again for as long as it says."""
+        """Convert an error for the caller. After a 429, pause requests to Globus for its ``Retry-After`` seconds."""
         retry_after_s = _RETRY_S
         if isinstance(error, globus_sdk.GlobusAPIError) and error.http_status == 429:
             wanted = str(error.headers.get("Retry-After", ""))

@@ -31,7 +31,7 @@ def handle(event: Mapping[str, Any], context: LambdaContext) -> dict[str, str]:
 
 
 def answer(cache: ExchangeCache, event: Mapping[str, Any], *, now: dt.datetime) -> dict[str, str]:
-    """What the function answers to an event at a time.
+    """Return the answer of the function to an event.
 
     :raises InvalidRequest: if the event has an unknown action.
     :raises Unavailable: if AWS does not answer.
@@ -44,7 +44,7 @@ def answer(cache: ExchangeCache, event: Mapping[str, Any], *, now: dt.datetime) 
     actions = {"start": cache.start, "stop": cache.stop, "status": cache.find}
     action = event.get("action")
     if action not in actions:
-        raise InvalidRequest(f"{action!r} is no action.", hint=f"Choose one of: {', '.join(actions)}.")
+        raise InvalidRequest(f"Unknown action {action!r}.", hint=f"Choose one of: {', '.join(actions)}.")
     found = actions[action]()
     if found is None:
         return {"status": "creating" if action == "start" else "", "address": ""}

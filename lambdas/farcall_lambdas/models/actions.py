@@ -168,7 +168,7 @@ class ActionCall(Shape):
 
 
 class ActionBody(SubmitOptions, ActionCall):
-    """What an action runs: ``tasks`` at the endpoint ``endpoint_id``, each with a ``function_id``, ``args`` and
+    """Tasks that an action runs: ``tasks`` at the endpoint ``endpoint_id``, each with a ``function_id``, ``args`` and
     ``kwargs``. Or in the older form ``endpoint``, ``function``, ``args`` and ``kwargs`` of one call, and ``tasks`` with
     more of these. The options are those of all tasks."""
 
@@ -248,8 +248,8 @@ class ActionLog(Shape):
 
 
 class ActionProvider(Shape):
-    """What this action provider is. ``globus_auth_scope`` is empty if the deployment does not use Globus Auth; then
-    Globus Flows has no tokens for it, and other clients use those of the deployment."""
+    """Description of this action provider. ``globus_auth_scope`` is empty if the deployment does not use Globus Auth.
+    Then Globus Flows has no tokens for it, and other clients use tokens of the deployment."""
 
     globus_auth_scope: str
     title: str

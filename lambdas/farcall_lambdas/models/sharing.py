@@ -43,7 +43,7 @@ class Grantee(Shape):
 
     @classmethod
     def read(cls, text: str) -> Grantee:
-        """What the store has."""
+        """Read a grantee as the store writes it."""
         kind, _, id_ = text.partition(" ")
         return cls.model_validate({"kind": kind, "id": id_})
 

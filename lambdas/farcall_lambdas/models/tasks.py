@@ -170,8 +170,8 @@ class Submit(SubmitOptions):
 
 
 class SubmitWarning(Shape):
-    """What may go wrong with the accepted tasks of a function: ``TARGET_INFEASIBLE``, the endpoint cannot hold their
-    latency target."""
+    """Warning about accepted tasks of a function: ``TARGET_INFEASIBLE``, the endpoint cannot hold their latency
+    target."""
 
     code: str
     function_id: str

@@ -16,7 +16,7 @@ _MAX_IDS: Final = 100
 
 def _known(scope: str) -> str:
     if scope not in SCOPES:
-        raise ValueError(f"is none of the scopes {', '.join(SCOPES)}")
+        raise ValueError(f"expected one of: {', '.join(SCOPES)}")
     return scope
 
 

@@ -68,7 +68,7 @@ def list_actions(
     roles: Annotated[Literal["creator_id"], Query()] = "creator_id",  # noqa: ARG001  # others are refused
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
 ) -> list[ActionStatus]:
-    """Those that you created, in the states ``status`` (with commas), without their results."""
+    """Actions that you created, in the states ``status`` (with commas), without their results."""
     wanted = {each.strip().upper() for each in status.split(",")}
     views = call.services.actions.newest(call.identity, limit=limit)
     call.count(sum(view.action.tasks for view in views))

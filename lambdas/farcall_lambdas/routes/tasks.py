@@ -322,7 +322,7 @@ def _result_ref(view: TaskView) -> ResultRefShape | None:
 
 
 def _details(task: Task, call: Call) -> dict[str, Any]:
-    """What the worker reported, with Globus Compute's transitions. Its clients compare versions, and warn."""
+    """Details from the worker's report, with Globus Compute's transitions. Its clients warn if versions differ."""
     stages = {"execution-start": "started_at", "execution-end": "ended_at"}
     transitions = {name: task.timings[stage] for name, stage in stages.items() if stage in task.timings}
     if not task.details and not transitions:

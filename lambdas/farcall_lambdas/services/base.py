@@ -74,8 +74,8 @@ class Service:
         )
 
     def _fitting(self, items: Sequence[T], *, shown: Callable[[T], object]) -> Sequence[T]:
-        """As many of the first items as fit one answer, by the texts that are ``shown`` of each; at least one if there
-        are any."""
+        """Return the first items that together fit one answer, at least one if there are any. ``shown`` returns those
+        texts of an item that the answer has."""
         room = self._settings.max_response_bytes
         for count, item in enumerate(items):
             room -= _ENTRY_BYTES + sent_bytes(shown(item))

@@ -45,12 +45,12 @@ class Memo:
         return msgspec.structs.replace(task, memo_key=hashlib.sha256("\n".join(parts).encode()).hexdigest())
 
     def recall(self, owner_id: str, tasks: Sequence[Task]) -> Mapping[str, Task]:
-        """For each of the owner's new tasks with a memoized result, by task id: the task that produced it."""
+        """Return the task that produced the memoized result, by the id of each new task that has one."""
         keys = list(dict.fromkeys(task.memo_key for task in tasks if task.memo_key is not None))
         found = self._stores.tasks.find_memoized(owner_id, keys) if keys else {}
         usable = {key: task for key, task in found.items() if self._has_result(task)}
         return {task.task_id: usable[task.memo_key] for task in tasks if task.memo_key in usable}
 
     def _has_result(self, task: Task) -> bool:
-        """Blobs of results expire."""
+        """Whether the result can still be read: blobs of results expire."""
         return task.result_ref is None or self._stores.blobs.size_bytes(task.result_ref.blob_key) is not None

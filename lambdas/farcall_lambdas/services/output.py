@@ -135,9 +135,9 @@ def _from_endpoint(task: Task, piece: OutputPiece, wanted: OutputWanted) -> Outp
 
 
 def _from_record(task: Task, reason: str, wanted: OutputWanted) -> Output:
-    """What is recorded of a task's output: the end of it, if the task failed or asked for that.
+    """Return the recorded output of a task: the end of its output, if the task failed or requested a record.
 
-    The record does not say where in the stream that was: it is a whole answer to a reader that has nothing yet.
+    The record has no position in the stream: it is a whole answer to a reader that has nothing yet.
     """
     has_ended = task.state.is_terminal
     if has_ended and reason == "NOT_STARTED":  # the endpoint has not heard, and will not start it

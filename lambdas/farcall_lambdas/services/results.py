@@ -272,13 +272,13 @@ def progress_of(task: Task, endpoint: Endpoint | None) -> Progress | None:
 
 
 def staging_of(endpoint: Endpoint | None, task_id: str) -> Staging | None:
-    """What the endpoint of a task that has not ended last reported of its files; None if none move."""
+    """Return the last report of the endpoint about the files of an open task; None if no file moves."""
     reported = endpoint.status.staging if endpoint is not None else ()
     return next((each.staging for each in reported if each.task_id == task_id), None)
 
 
 def graph_of(endpoint: Endpoint | None, task_id: str) -> GraphState | None:
-    """What the endpoint of a task that runs last reported of its calls; None if it is no graph."""
+    """Return the last report of the endpoint about the calls of a running graph; None for other tasks."""
     graphs = endpoint.status.graphs if endpoint is not None else ()
     return next((graph for graph in graphs if graph.task_id == task_id), None)
 

@@ -49,7 +49,7 @@ class Reason(enum.StrEnum):
     ENDPOINT_PROBLEM = "ENDPOINT_PROBLEM"
     """Its endpoint reports a problem."""
     ALLOWANCE = "ALLOWANCE"
-    """As many tasks of the submitter run there as its allowance permits."""
+    """The submitter has reached the number of running tasks that its allowance permits on the endpoint."""
     NO_WORKERS = "NO_WORKERS"
     """Its endpoint has no workers yet: it waits for nodes."""
     WORKERS_BUSY = "WORKERS_BUSY"
@@ -59,7 +59,7 @@ class Reason(enum.StrEnum):
     NOT_QUEUED = "NOT_QUEUED"
     """It is recorded and not queued yet, or the queue was lost; the reconciler queues it."""
     QUEUE_AWAY = "QUEUE_AWAY"
-    """The queue cannot be reached; the task is recorded, and is queued when it is back."""
+    """The queue cannot be reached. The task is recorded, and will be queued when the queue is back."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _ended_or_running(situation: Situation) -> _Answer | None:
 
 
 def _staging(situation: Situation) -> _Answer | None:
-    """For a task whose files move."""
+    """Explain a task whose files are being copied."""
     staging = staging_of(situation.endpoint, situation.task.task_id)
     if staging is None or situation.endpoint is None:
         return None
@@ -185,7 +185,7 @@ def _staging(situation: Situation) -> _Answer | None:
 
 
 def _stages(situation: Situation) -> str:
-    """What a graph does, as a part of a sentence; empty if that is not known."""
+    """Return the current work of a graph, as a part of a sentence; empty if it is not known."""
     graph = graph_of(situation.endpoint, situation.task.task_id)
     if graph is None:
         return ""
@@ -213,7 +213,7 @@ def _progress(situation: Situation) -> str:
 
 
 def _before_retry(situation: Situation) -> _Answer | None:
-    """For a task whose function raised, until the time of its retry."""
+    """Explain a task whose function raised, until the time of its retry."""
     detail = situation.detail
     left_s = detail.get("retry_at", 0.0) - situation.now.timestamp()
     if left_s <= 0:
@@ -261,8 +261,8 @@ def _of_the_endpoint(situation: Situation) -> _Answer | None:
 
 
 def environment_states(situation: Situation) -> Sequence[EnvironmentState]:
-    """What the endpoint of a task reports of the task's environment, by node; none if the task has none. It has the
-    task's name for it: others may have another one."""
+    """Return the reported states of a task's environment, by node; none if the task has no environment. They have the
+    name from this task: other tasks may use the same environment under another name."""
     environment, endpoint = situation.task.options.environment, situation.endpoint
     if environment is None or endpoint is None or not situation.online:
         return ()
@@ -270,7 +270,7 @@ def environment_states(situation: Situation) -> Sequence[EnvironmentState]:
 
 
 def _of_the_environment(situation: Situation) -> _Answer | None:
-    """For a task whose environment has no idle worker: what the endpoint says of it."""
+    """Explain a task whose environment has no idle worker, from the endpoint's report."""
     environment, states = situation.task.options.environment, environment_states(situation)
     if environment is None or not states or any(each.warm for each in states):
         return None
@@ -306,7 +306,7 @@ def _where(states: Sequence[EnvironmentState], first: EnvironmentState) -> str:
 
 
 def _without_workers(status: EndpointStatus) -> str:
-    """What an endpoint without workers is doing, as a predicate."""
+    """Return the predicate of a sentence about an endpoint without workers."""
     if status.reported_at is None:
         return "has connected, and has not reported its workers yet"
     if status.pending_blocks == 0:

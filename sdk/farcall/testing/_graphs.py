@@ -121,7 +121,7 @@ class GraphRun:
         return self._values[self._graph.output]
 
     def details(self, *, failed: bool) -> dict[str, Any]:
-        """What the details of the task say of the stages."""
+        """Return the details of the task about its stages."""
         found: dict[str, Any] = {
             STAGES: msgspec.to_builtins(self._states),
             STAGE_CALLS: sum(each.ended for each in self._states),

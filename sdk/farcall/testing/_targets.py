@@ -1,4 +1,4 @@
-"""Latency targets of the fake cloud: those of tasks, and what its endpoint reports of them."""
+"""Latency targets of the fake cloud: targets of tasks, and the endpoint's report about them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET: Final = "task_qos"
 
 
 class Targets:
-    """What the endpoint reports, and its route."""
+    """Report of the endpoint about latency targets, and its API route."""
 
     def __init__(self, *, check: Callable[[str], object]) -> None:
         self._check = check
@@ -61,7 +61,7 @@ class Targets:
         return found
 
     def why(self, function_id: str, qos: QoS | None) -> Json:
-        """What the answer about a task that has not ended says of its target."""
+        """Return the fields about the latency target in the explanation of a task that has not ended."""
         target = infeasible_of(infeasible_targets(self._report), function_id, [""], qos)
         shown = shown_target(qos)
         return shown | ({"infeasible": {"reason": target.reason, "fix": target.fix}} if target else {})
