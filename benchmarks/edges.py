@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.graphs.measuring import SIZES
 from benchmarks.report import Report, heading, new_report, page, table
 from farcall_common.payload import Serializer
-from farcall_endpoint.worker.channel import Delivery
+from farcall_endpoint.contracts.manager_worker import Delivery
 from farcall_endpoint.worker.edges import Edge, Edges, Key, edge_pair
 
 _KEY: Final[Key] = ("0190f3c2-8f14-7e45-a0e6-9b2d5c1f3a77/1", 0)

@@ -21,9 +21,11 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Recall, Report, Send
-from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.events import (
+from farcall_endpoint.contracts.agent_manager import Progress, ResultsTaken, TaskOrder
+from farcall_endpoint.contracts.manager_worker import Done, Order, Ready, Synced
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.manager.core.actions import Action, Kill, Launch, Prepare, Recall, Report, Send
+from farcall_endpoint.manager.core.events import (
     EnvironmentReady,
     Event,
     Instant,
@@ -33,10 +35,8 @@ from farcall_endpoint.manager.events import (
     TasksReceived,
     WorkerDied,
 )
-from farcall_endpoint.manager.warm_pool import WarmPoolSettings
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Progress, ResultsTaken, TaskOrder
-from farcall_endpoint.worker.channel import Done, Order, Ready, Synced
+from farcall_endpoint.manager.core.manager import ManagerCore
+from farcall_endpoint.manager.core.warm_pool import WarmPoolSettings
 
 _ROUNDING_S: Final = 1e-6
 

@@ -26,8 +26,8 @@ from typing import Final, Literal, NamedTuple
 
 from benchmarks.simulated_manager import SimulatedManager, job
 from farcall_common.environments import Environment
-from farcall_endpoint.manager.events import TasksReceived
-from farcall_endpoint.manager.warm_pool import WarmPoolSettings
+from farcall_endpoint.manager.core.events import TasksReceived
+from farcall_endpoint.manager.core.warm_pool import WarmPoolSettings
 
 _TIMERS: Final = 0.3
 """Share of environments whose tasks come by a timer."""

@@ -26,14 +26,14 @@ from farcall_common.environments import Environment
 from farcall_common.event_log import UserBytes
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import FunctionSpec, TaskRef, TaskSpec, TaskState
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import load_policy
-from farcall_endpoint.agent.tasks import Task
-from farcall_endpoint.manager.events import TasksReceived
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Finished, Progress
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.scheduling import load_policy
+from farcall_endpoint.agent.core.tasks import Task
+from farcall_endpoint.contracts.agent_manager import Finished, Progress
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.manager.core.events import TasksReceived
 
 NODES, SLOTS, ENVIRONMENTS, TASKS = 10, 10, 10, 3000
 DURATIONS_S: Final = (0.0, 1.0, 5.0, 20.0)

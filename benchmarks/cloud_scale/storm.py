@@ -1,9 +1,9 @@
 """Reconnect storm: a simulation of endpoints that have all lost their forwarder at the same moment.
 
 All endpoints are simulated, in steps of a fixed length. Each backs off with full jitter
-(farcall_endpoint.agent.connection), requests a forwarder from the API, backs off again if the API refuses, and queues
-for the forwarders' processors, which perform one handshake at a time. After a time-out in that queue it backs off, too.
-Behind a load balancer the address is unchanged and tickets are valid for a day, so the API gets no requests.
+(farcall_endpoint.agent.core.connection), requests a forwarder from the API, backs off again if the API refuses, and
+queues for the forwarders' processors, which perform one handshake at a time. After a time-out in that queue it backs
+off, too. Behind a load balancer the address is unchanged and tickets are valid for a day, so the API gets no requests.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchmarks.qos.arrivals import Arrival, arrivals, bursts, poisson
-from farcall_endpoint.qos.settings import PolicyName
+from farcall_endpoint.config.settings import PolicyName
 
 CORES: Final = 2
 TARGET: Final = 2.0

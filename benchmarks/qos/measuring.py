@@ -21,7 +21,7 @@ from benchmarks.qos.experiments import BATCH_CPU_MS, BATCH_OUTSTANDING, CPU_MS, 
 from benchmarks.qos.figures import calls_between, class_figures, quantile
 from farcall_common.qos import QoS
 from farcall_endpoint import Engine
-from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.config.settings import QosSettings
 
 BATCH_WORKERS: Final = 4
 LATENCY_WORKERS: Final = 8

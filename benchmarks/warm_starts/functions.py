@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.worker.channel import Order, Run
+from farcall_endpoint.contracts.manager_worker import Order, Run
 
 
 def first_line() -> float:

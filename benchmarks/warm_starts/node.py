@@ -24,13 +24,13 @@ from benchmarks.warm_starts.functions import packed
 from benchmarks.warm_starts.runc import RuncLauncher
 from farcall_common.environments import Environment
 from farcall_common.payload import Serializer
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import FreshProcessLauncher, WorkerLauncher
-from farcall_endpoint.manager.slots import Slot
-from farcall_endpoint.manager.worker_process import WorkerProcess, Workplace
-from farcall_endpoint.process_reaper import descendants, kill_trees, read_processes
-from farcall_endpoint.worker.channel import Done, Ready
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.contracts.manager_worker import Done, Ready
+from farcall_endpoint.host.process_reaper import descendants, kill_trees, read_processes
+from farcall_endpoint.host.slots import Slot
+from farcall_endpoint.manager.core.events import EnvironmentFailed, EnvironmentReady, Event
+from farcall_endpoint.manager.shell.launcher import FreshProcessLauncher, WorkerLauncher
+from farcall_endpoint.manager.shell.worker_process import WorkerProcess, Workplace
 from farcall_endpoint.worker.settings import WorkerSettings
 
 RUNC: Final = "runc"

@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.warm_starts import node
 from benchmarks.warm_starts.node import MemoryUse, OneShots, Order, Sample, Specification, Starts, Times
-from farcall_endpoint.process_reaper import kill_trees
+from farcall_endpoint.host.process_reaper import kill_trees
 from tests.support.container_user import REPOSITORY, ContainerUser
 from tests.support.images import DIRECTORY
 

@@ -18,14 +18,14 @@ from typing import Any, Final
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
-from farcall_endpoint.environments.bundle import BOOTSTRAP, RUN, make_bundle, own_abi
+from farcall_endpoint.contracts.manager_worker import channel_pair
 from farcall_endpoint.environments.launcher import RunningTemplate
-from farcall_endpoint.manager.events import Event
-from farcall_endpoint.manager.worker_process import WorkerProcess, open_capture_file
-from farcall_endpoint.process_reaper import kill_trees
+from farcall_endpoint.environments.prepare.bundle import BOOTSTRAP, RUN, make_bundle, own_abi
+from farcall_endpoint.host.process_reaper import kill_trees
+from farcall_endpoint.manager.core.events import Event
+from farcall_endpoint.manager.shell.worker_process import WorkerProcess, open_capture_file
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import channel_pair
 from farcall_endpoint.worker.settings import WorkerSettings
 
 _TARGET: Final = "/run/farcall"
@@ -36,7 +36,8 @@ _PRIVATE: Final = ("nosuid", "nodev", "mode=1777")
 
 
 class RuncLauncher:
-    """A :class:`~farcall_endpoint.manager.launcher.WorkerLauncher`; :meth:`launch` waits for the container's program.
+    """A :class:`~farcall_endpoint.manager.shell.launcher.WorkerLauncher`; :meth:`launch` waits for the container's
+    program.
 
     Each container has namespaces for mounts, processes, IPC and the host name, no capabilities and runc's own control
     group, and shares the network, as those of our bubblewrap runner do.

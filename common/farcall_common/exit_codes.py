@@ -59,7 +59,7 @@ EXIT_CODES: Final[Mapping[int, str]] = {
 }
 
 #: The first class that an error is an instance of decides. systemd starts an endpoint again after some codes and not
-#: after others (:mod:`farcall_endpoint.systemd`).
+#: after others (:mod:`farcall_endpoint.app.systemd`).
 _BY_ERROR: Final[Sequence[tuple[type[FarcallError], int]]] = (
     (TaskPending, 75),
     (TaskError, FAILED),

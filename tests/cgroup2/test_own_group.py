@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, own_hierarchies, writable_hierarchies
+from farcall_endpoint.host.cgroups import Cgroups, Group, Hierarchy, own_hierarchies, writable_hierarchies
 from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name
 from tests.integration.test_endpoint_cpu_shares import BUSY, is_busy, measured, running
@@ -29,7 +29,7 @@ print("started", flush=True)
 MANAGER = """
 import os, subprocess, sys
 from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
+from farcall_endpoint.host.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.qos.cgroup_shares import CgroupShares
 cgroups = Cgroups(writable_hierarchies())
 actuator = CgroupShares(cgroups, 2)

@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 import farcall_endpoint.providers.schedulers
-from farcall_endpoint.config import Config, KubernetesProviderConfig, LocalProviderConfig, parse_config
+from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig
+from farcall_endpoint.config.reader import parse_config
+from farcall_endpoint.config.schema import Config
 from tests.support.chart import CHART, NEEDED, helm, render
 
 ROOT = Path(__file__).parents[2]

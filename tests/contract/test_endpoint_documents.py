@@ -7,7 +7,8 @@ from pathlib import Path
 
 import typer.main
 
-from farcall_endpoint import cli, outcomes
+from farcall_endpoint.app import cli
+from farcall_endpoint.contracts import outcomes
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "endpoint" / "administrator.md").read_text(encoding="utf-8")
 

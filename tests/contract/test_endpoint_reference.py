@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from farcall_endpoint.config import read_config
+from farcall_endpoint.config.reader import read_config
 from farcall_endpoint.config.reference import FILES, json_schema
 
 DOCS = Path(__file__).parents[2] / "docs" / "endpoint"

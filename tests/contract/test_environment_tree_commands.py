@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import pytest
 
-from farcall_endpoint.environments import tree_root
-from farcall_endpoint.environments.bubblewrap import BubblewrapRunner
-from farcall_endpoint.environments.charliecloud import CharliecloudRunner
-from farcall_endpoint.environments.prefixes import PrefixRunner
-from farcall_endpoint.environments.runner import Mount, Runner, Start
+from farcall_endpoint.environments.runners.base import Mount, Runner, Start
+from farcall_endpoint.environments.runners.bubblewrap import BubblewrapRunner
+from farcall_endpoint.environments.runners.charliecloud import CharliecloudRunner
+from farcall_endpoint.environments.runners.prefixes import PrefixRunner
+from farcall_endpoint.host import tree_root
 
 GOLDEN: Final = Path(__file__).parent / "data" / "runners"
 

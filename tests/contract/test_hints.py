@@ -13,7 +13,7 @@ import typer
 
 from farcall.cli._app import app as farcall
 from farcall.cli._lazy import LazyGroup
-from farcall_endpoint.cli import app as farcall_endpoint
+from farcall_endpoint.app.cli import app as farcall_endpoint
 
 ROOT: Final = Path(__file__).parents[2]
 PARTS: Final = (

@@ -23,7 +23,7 @@ from botocore.exceptions import UnknownServiceError
 
 import farcall_localstack.cli
 from farcall.cli._app import app as farcall
-from farcall_endpoint.cli import app as farcall_endpoint
+from farcall_endpoint.app.cli import app as farcall_endpoint
 from farcall_infra.cloud.tools import CDK_VERSION
 from tests.contract.test_hints import below
 from tests.e2e.conftest import pytest_addoption

@@ -10,7 +10,7 @@ from typing import Final
 
 import farcall  # its errors are below FarcallError, too
 from farcall_common.errors import FarcallError, Fault
-from farcall_endpoint import outcomes
+from farcall_endpoint.contracts import outcomes
 from tests.docs.pages import DOCS
 
 PARTS: Final = ("common", "sdk/farcall", "endpoint/farcall_endpoint", "lambdas", "forwarder_fargate", "local")

@@ -13,7 +13,7 @@ import farcall
 from farcall.testing import FakeCloud
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint import config
-from farcall_endpoint.config import EngineConfig
+from farcall_endpoint.config.schema import EngineConfig
 from tests.docs.pages import DOCS
 
 TEXT: Final = (DOCS / "migrate.md").read_text(encoding="utf-8")

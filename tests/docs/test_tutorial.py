@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from farcall_endpoint.config import parse_config
+from farcall_endpoint.config.reader import parse_config
 from tests.docs.pages import DOCS, Page, follow, pages
 
 TUTORIAL: Final = Page.read(DOCS / "tutorial.md")

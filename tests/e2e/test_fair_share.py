@@ -12,7 +12,7 @@ import pytest
 
 import farcall
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.workers import TURN_S
+from farcall_endpoint.manager.core.workers import TURN_S
 from farcall_local.deployment import Deployment
 from tests.support.endpoint.ordinary_endpoint import OrdinaryEndpoint
 from tests.waiting import WAIT_S, wait_until

@@ -22,17 +22,17 @@ import msgspec
 
 from farcall_common.objects import block_files, node_blocks
 from farcall_common.objects.node_blocks import NodeBlocks, OneNode
+from farcall_endpoint.contracts import bodies, manager_worker
+from farcall_endpoint.contracts.agent_manager import BlocksWanted, FileContent
+from farcall_endpoint.contracts.manager_worker import MALFORMED, Packet, channel_pair
 from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.manager.actions import ServeBlocks
-from farcall_endpoint.manager.block_server import BlockServer
-from farcall_endpoint.manager.events import BlocksServed, Event, MalformedReceived, PacketsReceived
-from farcall_endpoint.manager.file_server import Answered, FileClient, FileServer, Range, Wanted
-from farcall_endpoint.manager.service import _check_files
-from farcall_endpoint.manager.worker_process import MemoryDirectories
-from farcall_endpoint.protocol import BlocksWanted, FileContent
-from farcall_endpoint.shared_memory import Body, MemoryFile, SharedBytes, ancillary
-from farcall_endpoint.worker import bodies, channel
-from farcall_endpoint.worker.channel import MALFORMED, Packet, channel_pair
+from farcall_endpoint.host.memory_directories import MemoryDirectories
+from farcall_endpoint.host.shared_memory import Body, MemoryFile, SharedBytes, ancillary
+from farcall_endpoint.manager.core.actions import ServeBlocks
+from farcall_endpoint.manager.core.events import BlocksServed, Event, MalformedReceived, PacketsReceived
+from farcall_endpoint.manager.shell.block_server import BlockServer
+from farcall_endpoint.manager.shell.file_server import Answered, FileClient, FileServer, Range, Wanted
+from farcall_endpoint.manager.shell.service import _check_files
 from tests.fuzz.frames import unpack
 from tests.support.manager import Rig
 from tests.waiting import WAIT_S, wait_until
@@ -88,25 +88,29 @@ def say(data: bytes) -> None:
 
 def _packets() -> Iterator[list[bytes]]:
     packets: list[Packet] = [
-        channel.Ready(1),
-        channel.Begun("a", {1: 2, 3: 4}),
-        channel.Done("a", 0.0, 1.0, {"code": "X", "message": "m"}, {"os": "linux"}, None, False, (1, 2), (0,), (1, 2)),
-        channel.Done("a", 0.0, 1.0),
-        channel.Synced(),
-        channel.NewModules(("json", "os")),
-        channel.Calls("a", (channel.Call(1, "h", 4, "f"), channel.Call(2, "unknown", 2)), (("h2", 1),)),
-        channel.Waits("a"),
-        channel.Waits("a", over=True),
-        channel.DropCalls("a", (1, 2)),
-        channel.Progressed("a", 1, 2.5, "half"),
-        channel.ValkeyRequest("a", 7),
-        channel.BlocksRequest("a", 7, "127.0.0.1:1:proof", (("job/a", 0, 10), ("job/b", 5, 9))),
-        channel.BlocksRequest("a", 8, "", (), "job/"),
-        channel.BlocksAnswer(7),
-        channel.CallEnded(1),
-        channel.Peer(1, first=True),
-        channel.Sync(),
-        channel.Run(()),
+        manager_worker.Ready(1),
+        manager_worker.Begun("a", {1: 2, 3: 4}),
+        manager_worker.Done(
+            "a", 0.0, 1.0, {"code": "X", "message": "m"}, {"os": "linux"}, None, False, (1, 2), (0,), (1, 2)
+        ),
+        manager_worker.Done("a", 0.0, 1.0),
+        manager_worker.Synced(),
+        manager_worker.NewModules(("json", "os")),
+        manager_worker.Calls(
+            "a", (manager_worker.Call(1, "h", 4, "f"), manager_worker.Call(2, "unknown", 2)), (("h2", 1),)
+        ),
+        manager_worker.Waits("a"),
+        manager_worker.Waits("a", over=True),
+        manager_worker.DropCalls("a", (1, 2)),
+        manager_worker.Progressed("a", 1, 2.5, "half"),
+        manager_worker.ValkeyRequest("a", 7),
+        manager_worker.BlocksRequest("a", 7, "127.0.0.1:1:proof", (("job/a", 0, 10), ("job/b", 5, 9))),
+        manager_worker.BlocksRequest("a", 8, "", (), "job/"),
+        manager_worker.BlocksAnswer(7),
+        manager_worker.CallEnded(1),
+        manager_worker.Peer(1, first=True),
+        manager_worker.Sync(),
+        manager_worker.Run(()),
     ]
     headers = [_LENGTH.pack(len(header)) + header for header in map(_encode, packets)]
     table, _ = bodies.pack([SharedBytes(_files()[0], 10, 500), b"inline"], inline=True)
@@ -170,7 +174,7 @@ def _block_server() -> str:
         file.truncate(2**40)
     server = BlockServer(directories, host=lambda: "127.0.0.1")
     server.set_key(_KEY)
-    server.perform(ServeBlocks(0, "", channel.BlocksRequest("a", 1), ""))
+    server.perform(ServeBlocks(0, "", manager_worker.BlocksRequest("a", 1), ""))
     events: list[BlocksServed] = []
 
     def answered() -> bool:

@@ -27,7 +27,7 @@ from farcall_common.objects.blocks import open_blocks
 from farcall_common.objects.node_blocks import NodeBlocks, node_of
 from farcall_common.running import current
 from farcall_endpoint import Engine
-from farcall_endpoint.config import SlurmProviderConfig
+from farcall_endpoint.config.providers import SlurmProviderConfig
 from tests.support.analytics_data import BIG_DATA_JOIN, big_data, files, oracle, ordered, random_rows
 from tests.support.scheduler import install_scheduler
 from tests.waiting import wait_until

@@ -21,7 +21,7 @@ import pytest
 import farcall_analytics as fa
 from farcall_common.objects.blocks import open_blocks
 from farcall_endpoint import Engine
-from farcall_endpoint.config import LocalProviderConfig
+from farcall_endpoint.config.providers import LocalProviderConfig
 from tests.support.analytics_data import files, oracle, ordered, random_rows
 from tests.support.templates import fork_worker, running_template
 from tests.waiting import WAIT_S, wait_until

@@ -17,13 +17,13 @@ from farcall_common.errors import ObjectDamaged
 from farcall_common.objects import block_files, node_blocks
 from farcall_common.objects.blocks import Part
 from farcall_common.objects.node_blocks import MOST_BYTES, NodeBlocks, OneNode
-from farcall_endpoint.manager import block_server
-from farcall_endpoint.manager.actions import ServeBlocks
-from farcall_endpoint.manager.block_server import BlockServer
-from farcall_endpoint.manager.events import BlocksServed
-from farcall_endpoint.manager.worker_process import MemoryDirectories
-from farcall_endpoint.shared_memory import FrameList, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import BlocksRequest
+from farcall_endpoint.contracts.manager_worker import BlocksRequest
+from farcall_endpoint.host.memory_directories import MemoryDirectories
+from farcall_endpoint.host.shared_memory import FrameList, MemoryFile, SharedBytes
+from farcall_endpoint.manager.core.actions import ServeBlocks
+from farcall_endpoint.manager.core.events import BlocksServed
+from farcall_endpoint.manager.shell import block_server
+from farcall_endpoint.manager.shell.block_server import BlockServer
 from tests.waiting import WAIT_S, wait_until
 
 KEY = b"k" * 32

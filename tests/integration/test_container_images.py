@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.apptainer import ApptainerRunner
-from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.runner import ImagePreparation, Mount, Runner, Start
+from farcall_endpoint.environments.runners.apptainer import ApptainerRunner
+from farcall_endpoint.environments.runners.base import ImagePreparation, Mount, Runner, Start
+from farcall_endpoint.environments.runners.oci import OciRunner
+from farcall_endpoint.host import process_reaper
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
 from tests.support.image_archive import write_archive, write_tree

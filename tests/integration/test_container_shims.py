@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.apptainer import ApptainerRunner
-from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.runner import ImagePreparation, Mount, Runner, Start
-from farcall_endpoint.environments.shifter import ShifterRunner
+from farcall_endpoint.environments.runners.apptainer import ApptainerRunner
+from farcall_endpoint.environments.runners.base import ImagePreparation, Mount, Runner, Start
+from farcall_endpoint.environments.runners.oci import OciRunner
+from farcall_endpoint.environments.runners.shifter import ShifterRunner
 from tests.support.container_user import ContainerUser, podman_user
 from tests.support.image_archive import write_archive
 from tests.support.images import DEBIAN, image

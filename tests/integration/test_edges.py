@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from farcall_common.payload import Serializer
-from farcall_endpoint.shared_memory import MemoryFile, ancillary
+from farcall_endpoint.contracts.manager_worker import ITSELF, Delivery
+from farcall_endpoint.host.shared_memory import MemoryFile, ancillary
 from farcall_endpoint.worker.arenas import LEDGER_BYTES, SLOTS, Arenas, Ledger, Place, Placed, new_ledger
-from farcall_endpoint.worker.channel import ITSELF, Delivery
 from farcall_endpoint.worker.edges import Edge, Edges, Incoming, Key, Value, edge_pair
 from tests.waiting import wait_until
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from farcall_common.errors import ForwarderWaking
-from farcall_endpoint.daemon import wait_for_start
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.services.daemon import wait_for_start
+from farcall_endpoint.services.directory import EndpointDirectory
 from tests.support.endpoint import FakeCloud, wait_gone
 from tests.support.endpoint.endpoint_command import PROGRAM, EndpointCommand
 from tests.support.endpoint.fake_http import ENDPOINT_ID

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy
-from farcall_endpoint.process_reaper import tree
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.cgroups import Cgroups, Group, Hierarchy
+from farcall_endpoint.host.process_reaper import tree
 from farcall_endpoint.qos.actuators import Actuator, choose
 from farcall_endpoint.qos.autogroup import AutogroupShares, read_autogroup
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name, hierarchy_of
@@ -345,7 +345,7 @@ def test_shares_belong_to_functions_and_not_to_processes(backend: Backend) -> No
 UNPRIVILEGED = """
 import os, subprocess, sys
 assert os.geteuid() != 0
-from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
+from farcall_endpoint.host.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.qos.autogroup import write_nice
 from tests.integration.test_endpoint_cpu_shares import BUSY, is_busy, measured, running, wait_until
@@ -404,7 +404,7 @@ OWNER = """
 import os, subprocess, sys
 from pathlib import Path
 from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy
+from farcall_endpoint.host.cgroups import Cgroups, Hierarchy
 from farcall_endpoint.qos.actuators import choose
 given = zip(sys.argv[2::2], sys.argv[3::2])
 cgroups = Cgroups([Hierarchy(Path(path), tuple(filter(None, names.split(",")))) for path, names in given])

@@ -24,13 +24,14 @@ import yaml
 
 from farcall_common.environments import Environment
 from farcall_endpoint import Engine
-from farcall_endpoint import valkey as valkey_module
-from farcall_endpoint.agent import memory_root
-from farcall_endpoint.agent.memory_root import MemoryRoot
-from farcall_endpoint.payers import Payers
-from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered
-from farcall_endpoint.sweeper import Sweeper, SweepSettings, place_of
-from farcall_endpoint.valkey import LOOPBACK, Job, ValkeyServers, ValkeySettings, find_program
+from farcall_endpoint.agent.shell import memory_root
+from farcall_endpoint.agent.shell.memory_root import MemoryRoot
+from farcall_endpoint.agent.shell.payers import Payers
+from farcall_endpoint.config.settings import SweepSettings, ValkeySettings
+from farcall_endpoint.contracts.agent_manager import ValkeyAddress, ValkeyAnswered
+from farcall_endpoint.services import valkey as valkey_module
+from farcall_endpoint.services.sweeper import Sweeper, place_of
+from farcall_endpoint.services.valkey import LOOPBACK, Job, ValkeyServers, find_program
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.endpoint.levels import MISSING, endpoint_at_each_level
 from tests.support.images import DEBIAN, image
@@ -351,7 +352,7 @@ def test_old_files_in_directories_without_rights_are_deleted(tmp_path: Path) -> 
     tmp_path.chmod(0o777)
     program = (
         "import os, pathlib, sys\n"
-        "from farcall_endpoint.sweeper import Sweeper, SweepSettings\n"
+        "from farcall_endpoint.services.sweeper import Sweeper, SweepSettings\n"
         "assert os.geteuid() != 0\n"
         "top = pathlib.Path(sys.argv[1], 'work', '.farcall-shared')\n"
         "for name, mode in (('read-only', 0o555), ('closed', 0)):\n"
@@ -661,7 +662,7 @@ def test_a_server_that_hangs_is_replaced() -> None:
 
 
 def test_a_stopped_server_is_replaced_when_a_task_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_endpoint.valkey._SURE_S", 0.0)
+    monkeypatch.setattr("farcall_endpoint.services.valkey._SURE_S", 0.0)
     with contextlib.closing(Servers(check_s=WAIT_S)) as valkey:
         stopped, first = valkey.start()
         assert valkey.start() == (stopped, first)

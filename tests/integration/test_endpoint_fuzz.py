@@ -45,8 +45,8 @@ def seven() -> int:
 def send_packets(packets: list[bytes]) -> None:
     import gc
 
-    from farcall_endpoint.shared_memory import MemoryFile, ancillary
-    from farcall_endpoint.worker.channel import Channel
+    from farcall_endpoint.contracts.manager_worker import Channel
+    from farcall_endpoint.host.shared_memory import MemoryFile, ancillary
 
     [end] = [each for each in gc.get_objects() if isinstance(each, Channel)]
     files = [MemoryFile.of([bytes(1000)])]

@@ -13,7 +13,7 @@ import pytest
 from farcall_common.graphs import Input
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint import protocol
+from farcall_endpoint.contracts import agent_manager
 from tests.support.endpoint.fake_agent import FakeAgent, StageCall, connected_agent
 from tests.waiting import wait_until
 
@@ -43,12 +43,12 @@ def files_of_values(agent: FakeAgent) -> int:
     return count
 
 
-def ended(agent: FakeAgent, task_id: str) -> protocol.Finished:
+def ended(agent: FakeAgent, task_id: str) -> agent_manager.Finished:
     agent.listen(lambda: task_id in agent.finished)
     return agent.finished[task_id]
 
 
-def states(finished: protocol.Finished) -> list[str]:
+def states(finished: agent_manager.Finished) -> list[str]:
     assert finished.details is not None
     return [each["state"] for each in finished.details["stages"]]
 
@@ -227,7 +227,7 @@ def test_a_graph_that_is_cancelled_in_the_middle(agent: FakeAgent, tmp_path: Pat
         StageCall(total, (None,), (Input(1, (0,)),)),
     )
     wait_until(lambda: len(list(tmp_path.glob("began-*"))) >= WORKERS, "calls")
-    agent.say(protocol.CancelTasks(("cancelled",)))
+    agent.say(agent_manager.CancelTasks(("cancelled",)))
     assert ended(agent, "cancelled").state is TaskState.CANCELLED
     began = len(list(tmp_path.glob("began-*")))
     agent.run_graph("next", StageCall(double, (1,)))

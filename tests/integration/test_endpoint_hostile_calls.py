@@ -24,7 +24,7 @@ def say_without_end() -> None:
     import gc
     import os
 
-    from farcall_endpoint.worker.channel import Channel, Waits
+    from farcall_endpoint.contracts.manager_worker import Channel, Waits
 
     [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
     for _ in range(2):
@@ -37,7 +37,7 @@ def never_read_answers() -> None:
     import gc
     import itertools
 
-    from farcall_endpoint.worker.channel import Call, Calls, Channel
+    from farcall_endpoint.contracts.manager_worker import Call, Calls, Channel
 
     [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
     for number in itertools.count(0, 1000):

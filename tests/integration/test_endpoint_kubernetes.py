@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from farcall_common.environments import Environment
-from farcall_endpoint.config import KubernetesProviderConfig
+from farcall_endpoint.config.providers import KubernetesProviderConfig
 from farcall_endpoint.providers.base import Phase
 from farcall_endpoint.providers.batch import BatchProvider, SchedulerError
 from farcall_endpoint.providers.schedulers import make_scheduler

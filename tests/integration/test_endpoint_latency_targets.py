@@ -18,14 +18,15 @@ import pytest
 
 from farcall_common.qos import QoS
 from farcall_common.wire import TaskState
-from farcall_endpoint import Engine, process_reaper
-from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
-from farcall_endpoint.manager.cpu_shares import CpuShares, Pressure
-from farcall_endpoint.process_reaper import tree
+from farcall_endpoint import Engine
+from farcall_endpoint.config.settings import ActuatorName, QosSettings
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.cgroups import Cgroups, Group, Hierarchy, writable_hierarchies
+from farcall_endpoint.host.process_reaper import tree
+from farcall_endpoint.manager.shell.cpu_shares import CpuShares, Pressure
 from farcall_endpoint.qos.actuators import Actuator, NoActuator, choose
 from farcall_endpoint.qos.cgroup_shares import group_name, hierarchy_of
 from farcall_endpoint.qos.controller import BATCH
-from farcall_endpoint.qos.settings import ActuatorName, QosSettings
 from tests.support.cgroups import made_hierarchies
 from tests.support.endpoint import running_endpoint
 from tests.support.ordinary_user import as_ordinary_user

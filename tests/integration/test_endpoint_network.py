@@ -18,17 +18,16 @@ from farcall_common.errors import Unavailable
 from farcall_common.limits import MAX_FRAME_BYTES
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
-from farcall_endpoint import protocol
-from farcall_endpoint.agent.blocks import Blocks, SimpleScaling
-from farcall_endpoint.agent.demand import Demand
-from farcall_endpoint.agent.fleet import Fleet, Lost, Reported
-from farcall_endpoint.agent.links import Network
-from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.pipe import Pipe, pipe_pair
-from farcall_endpoint.protocol import Finished
-from farcall_endpoint.providers import BlockStatus, Phase
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.transport import (
+from farcall_endpoint.agent.core.blocks import Blocks, SimpleScaling
+from farcall_endpoint.agent.core.demand import Demand
+from farcall_endpoint.agent.core.tasks import Stage, Task
+from farcall_endpoint.agent.shell.fleet import Fleet, Lost, Reported
+from farcall_endpoint.agent.shell.links import Network
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.contracts.agent_manager import Finished
+from farcall_endpoint.host.pipe import Pipe, pipe_pair
+from farcall_endpoint.host.shared_memory import bytes_of
+from farcall_endpoint.host.transport import (
     CurveKeys,
     FleetKeys,
     SocketLink,
@@ -41,6 +40,7 @@ from farcall_endpoint.transport import (
     send_frames,
     tcp_address,
 )
+from farcall_endpoint.providers import BlockStatus, Phase
 from tests.support.endpoint import FakeAgent
 from tests.waiting import WAIT_S, wait_until
 
@@ -157,8 +157,8 @@ def test_a_manager_that_missed_a_message_returns_its_tasks(tmp_path: Path) -> No
     agent = FakeAgent(tmp_path)
     try:
         agent.listen(lambda: agent.progress and agent.progress[-1].idle_workers == 1)
-        agent.say(protocol.Ping(), number=1)
-        agent.say(protocol.Ping(), number=3)
+        agent.say(agent_manager.Ping(), number=1)
+        agent.say(agent_manager.Ping(), number=3)
         agent.listen(lambda: agent.leaving)
         assert "messages were lost" in agent.leaving
         agent.manager.wait(WAIT_S)
@@ -286,12 +286,12 @@ class Site:
             self.context, address=self.address, manager_id=manager_id, server_key=self.server_key, keys=self.keys
         )
 
-    def say(self, message: protocol.FromManager, number: int) -> None:
-        send_frames(self.manager, protocol.encode(message, number=number))
+    def say(self, message: agent_manager.FromManager, number: int) -> None:
+        send_frames(self.manager, agent_manager.encode(message, number=number))
 
     def register(self, *, block_id: str = "b1") -> None:
-        software = protocol.software_fingerprint()
-        self.say(protocol.Registered("m", software, 1, os.getpid(), "here", block_id), 1)
+        software = agent_manager.software_fingerprint()
+        self.say(agent_manager.Registered("m", software, 1, os.getpid(), "here", block_id), 1)
 
     def turn(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -302,12 +302,12 @@ class Site:
             self.heard += [message for _, message, _ in self.fleet.receive(ready=ready, now=now)]
             self.lost += self.fleet.maintain(now=now, ready=ready)
 
-    def told(self) -> protocol.FromAgent:
+    def told(self) -> agent_manager.FromAgent:
         return self.received()[0]
 
-    def received(self) -> tuple[protocol.FromAgent, list[bytes]]:
+    def received(self) -> tuple[agent_manager.FromAgent, list[bytes]]:
         assert self.manager.poll(60_000)
-        message, bodies = protocol.decode_from_agent(receive_frames(self.manager))
+        message, bodies = agent_manager.decode_from_agent(receive_frames(self.manager))
         return message, [bytes(bytes_of(body)) for body in bodies]
 
     def close(self) -> None:
@@ -327,12 +327,12 @@ def site() -> Iterator[Site]:
 def test_an_agent_that_missed_a_message_drops_the_manager(site: Site) -> None:
     site.register()
     site.turn(lambda: site.heard)
-    site.say(protocol.Progress(), 3)
+    site.say(agent_manager.Progress(), 3)
     site.turn(lambda: site.lost)
     assert "messages were lost" in site.lost[0].reason
-    site.say(protocol.Progress(), 4)
-    while not isinstance(told := site.told(), protocol.Stop):
-        assert isinstance(told, protocol.Ping)
+    site.say(agent_manager.Progress(), 4)
+    while not isinstance(told := site.told(), agent_manager.Stop):
+        assert isinstance(told, agent_manager.Ping)
     assert len(site.heard) == 1
 
 
@@ -344,13 +344,13 @@ def calling(name: str, *callees: str) -> Task:
 
 @pytest.mark.parametrize("is_restricted", [True, False])
 def test_a_manager_gets_each_callee_once_and_the_limits_for_the_stages(is_restricted: bool) -> None:
-    with contextlib.closing(Site(limits=protocol.Limits(60.0), is_restricted=is_restricted)) as site:
+    with contextlib.closing(Site(limits=agent_manager.Limits(60.0), is_restricted=is_restricted)) as site:
 
-        def sent(*tasks: Task) -> tuple[protocol.RunTasks, dict[str, bytes]]:
+        def sent(*tasks: Task) -> tuple[agent_manager.RunTasks, dict[str, bytes]]:
             site.fleet.order("m", tasks)
             while True:
                 message, bodies = site.received()
-                if isinstance(message, protocol.RunTasks):
+                if isinstance(message, agent_manager.RunTasks):
                     return message, {function_hash: bodies[body] for function_hash, body in message.functions}
 
         site.register()
@@ -358,7 +358,7 @@ def test_a_manager_gets_each_callee_once_and_the_limits_for_the_stages(is_restri
         message, functions = sent(calling("a", "f", "g"), calling("b", "g", "own"))
         assert functions == {"own": b"own", "f": b"f", "g": b"g"}
         assert [order.options.walltime_s for order in message.tasks] == [60.0, 60.0]
-        assert message.limits == protocol.Limits(60.0)
+        assert message.limits == agent_manager.Limits(60.0)
         assert {order.restricted for order in message.tasks} == {is_restricted}
         listed = calling("listed")
         listed.spec = msgspec.structs.replace(listed.spec, data_only=True)
@@ -375,9 +375,9 @@ def test_a_manager_gets_each_callee_once_and_the_limits_for_the_stages(is_restri
     [
         [(2).to_bytes(4, "big") + b"no message"],
         [(2).to_bytes(4, "big")],
-        [*protocol.encode(protocol.Progress((Finished("t", TaskState.SUCCESS, 7),)), number=2)],
-        [*protocol.encode(protocol.Progress(), number=2), b"no lengths", b""],
-        [*protocol.encode(protocol.Progress(), number=2), b"frames are missing"],
+        [*agent_manager.encode(agent_manager.Progress((Finished("t", TaskState.SUCCESS, 7),)), number=2)],
+        [*agent_manager.encode(agent_manager.Progress(), number=2), b"no lengths", b""],
+        [*agent_manager.encode(agent_manager.Progress(), number=2), b"frames are missing"],
     ],
 )
 def test_a_manager_that_sends_what_is_no_message_is_given_up(site: Site, frames: list[bytes]) -> None:
@@ -386,8 +386,8 @@ def test_a_manager_that_sends_what_is_no_message_is_given_up(site: Site, frames:
     send_frames(site.manager, frames)
     site.turn(lambda: site.lost)
     assert "sent what is no message" in site.lost[0].reason
-    while not isinstance(told := site.told(), protocol.Stop):
-        assert isinstance(told, protocol.Ping)
+    while not isinstance(told := site.told(), agent_manager.Stop):
+        assert isinstance(told, agent_manager.Ping)
     assert len(site.heard) == 1
 
 
@@ -401,8 +401,10 @@ def test_a_manager_here_that_sends_what_is_no_message_is_given_up(packet: bytes,
         fleet.maintain(now=now)
         there = Pipe(provider.there)
         if is_registered:
-            registered = protocol.Registered("m", protocol.software_fingerprint(), 1, os.getpid(), "here", "b1")
-            there.send(protocol.encode(registered))
+            registered = agent_manager.Registered(
+                "m", agent_manager.software_fingerprint(), 1, os.getpid(), "here", "b1"
+            )
+            there.send(agent_manager.encode(registered))
         provider.there.send(packet)
         heard: list[object] = []
         lost: list[Lost] = []
@@ -413,7 +415,7 @@ def test_a_manager_here_that_sends_what_is_no_message_is_given_up(packet: bytes,
             lost += fleet.maintain(now=now, ready=ready)
             if not is_registered:
                 break  # it is not known yet: nothing is lost, and the agent lives
-        assert [type(each) for each in heard] == [protocol.Registered] * is_registered
+        assert [type(each) for each in heard] == [agent_manager.Registered] * is_registered
         assert ["sent what is no message" in each.reason for each in lost] == [True] * is_registered
         there.close()
         provider.phase = Phase.ENDED
@@ -426,7 +428,7 @@ def test_a_reconnection_without_loss_continues(site: Site) -> None:
     site.turn(lambda: site.heard)
     site.manager.close(linger=0)
     site.manager = site.connect("m")
-    site.say(protocol.Progress(workers=1), 2)
+    site.say(agent_manager.Progress(workers=1), 2)
     site.turn(lambda: len(site.heard) == 2)
     assert not site.lost
 
@@ -434,14 +436,14 @@ def test_a_reconnection_without_loss_continues(site: Site) -> None:
 def test_a_manager_of_an_unknown_block_is_refused(site: Site) -> None:
     site.register(block_id="of an earlier agent")
     site.turn(lambda: site.manager.poll(0))
-    assert isinstance(site.told(), protocol.Stop)
+    assert isinstance(site.told(), agent_manager.Stop)
     assert not site.heard
 
 
 def test_a_manager_that_leaves_is_lost_at_once_and_its_block_ended_soon(site: Site) -> None:
     site.register()
     site.turn(lambda: site.heard)
-    site.say(protocol.Leaving("it got SIGTERM"), 2)
+    site.say(agent_manager.Leaving("it got SIGTERM"), 2)
     site.turn(lambda: site.lost)
     assert "SIGTERM" in site.lost[0].reason
 
@@ -452,7 +454,7 @@ def test_a_manager_is_kept_until_it_is_silent_whatever_the_scheduler_reports(sit
     site.nodes.phase = Phase.ENDED
     os.eventfd_write(site.nodes.notices, 1)
     since = time.monotonic()
-    site.say(protocol.Progress(), 2)
+    site.say(agent_manager.Progress(), 2)
     site.turn(lambda: site.lost)
     assert time.monotonic() - since > 2
     assert "CANCELLED" in site.lost[0].reason

@@ -90,8 +90,8 @@ def test_forged_lengths_of_output_end_the_worker(agent: FakeAgent) -> None:
 def forge() -> None:
     import gc
 
-    from farcall_endpoint.output import Printed
-    from farcall_endpoint.worker.channel import Channel, Done
+    from farcall_endpoint.contracts.manager_worker import Channel, Done
+    from farcall_endpoint.contracts.output import Printed
 
     [channel] = [each for each in gc.get_objects() if isinstance(each, Channel)]
     channel.send(Done("a", 0.0, 0.0, None, None, Printed(1000, 0, 1000, 0)), (b"short",))

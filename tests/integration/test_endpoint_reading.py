@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from farcall_common.wire import FileReason, new_id
-from farcall_endpoint.staging.reading import NotReadable, ReadableFiles, ReadPiece
-from farcall_endpoint.staging.settings import Storage
+from farcall_endpoint.files.reading import NotReadable, ReadableFiles, ReadPiece
+from farcall_endpoint.files.settings import Storage
 from farcall_endpoint.worker.directories import name_of
 
 GRACE = new_id()

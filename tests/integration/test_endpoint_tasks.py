@@ -16,7 +16,7 @@ import pytest
 
 from farcall_common.payload import BINARY_DATA
 from farcall_common.wire import EndpointReport, TaskState
-from farcall_endpoint.agent.reports import REPORT_AFTER_S
+from farcall_endpoint.agent.core.reports import REPORT_AFTER_S
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.waiting import wait_until
 

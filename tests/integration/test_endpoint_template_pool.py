@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.preload import PreloadStore
-from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool, TemplateRoot
-from farcall_endpoint.environments.templates import start_template
+from farcall_endpoint.contracts.manager_worker import channel_pair
+from farcall_endpoint.environments.templates.preload import PreloadStore
+from farcall_endpoint.environments.templates.template_pool import TemplateChange, TemplatePool, TemplateRoot
+from farcall_endpoint.environments.templates.templates import start_template
 from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import channel_pair
 from tests.support.endpoint import wait_gone
 from tests.support.templates import ForkedWorker, unnamed_file
 from tests.waiting import WAIT_S

@@ -17,20 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import templates
-from farcall_endpoint.environments.templates import (
-    ForkedProcess,
-    Template,
-    TemplateFailed,
-    TemplateSuspected,
-    start_template,
-)
-from farcall_endpoint.process_reaper import descendants, read_processes
-from farcall_endpoint.worker import namespaces
-from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import channel_pair
-from farcall_endpoint.worker.fork_protocol import (
+from farcall_endpoint.contracts.fork_protocol import (
     MAX_PACKET,
     Exited,
     Fork,
@@ -46,6 +33,19 @@ from farcall_endpoint.worker.fork_protocol import (
     decode_from_template,
     encode,
 )
+from farcall_endpoint.contracts.manager_worker import channel_pair
+from farcall_endpoint.environments.templates import templates
+from farcall_endpoint.environments.templates.templates import (
+    ForkedProcess,
+    Template,
+    TemplateFailed,
+    TemplateSuspected,
+    start_template,
+)
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.process_reaper import descendants, read_processes
+from farcall_endpoint.worker import namespaces
+from farcall_endpoint.worker.boot import Boot, Descriptors
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.templates import ORDINARY_USER, fork_worker, running_template, wait_for
 from tests.waiting import WAIT_S, wait_until
@@ -172,7 +172,7 @@ def test_a_template_ends_without_its_manager() -> None:
 
 _MANAGER = """
 import os, signal
-from farcall_endpoint.environments.templates import Template
+from farcall_endpoint.environments.templates.templates import Template
 from tests.support.templates import fork_worker, start_template, wait_for
 
 process, connection = start_template(variables=dict(os.environ))
@@ -343,7 +343,7 @@ def test_isolated_forks_are_confined_by_landlock_last(user: int | None) -> None:
             return type(error).__name__
         return "done"
 
-    from farcall_endpoint.isolation import landlock
+    from farcall_endpoint.host.isolation import landlock
 
     namespaced()
     if reason := landlock.missing():

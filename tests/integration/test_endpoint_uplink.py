@@ -8,9 +8,9 @@ import threading
 import zmq
 
 from farcall_common.wire import Envelope, Heartbeat
-from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.agent.links import Uplink
-from farcall_endpoint.transport import new_curve_keys
+from farcall_endpoint.agent.core.connection import Address
+from farcall_endpoint.agent.shell.links import Uplink
+from farcall_endpoint.host.transport import new_curve_keys
 from tests.waiting import WAIT_S, wait_until
 
 

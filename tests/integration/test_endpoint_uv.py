@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.uv import Refused, UvRunner, install
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.environments.runners.uv import Refused, UvRunner, install
+from farcall_endpoint.host.isolation import bubblewrap, landlock
 from tests.support.endpoint import running_endpoint
 from tests.support.packages import make_sdist, make_wheel
 from tests.waiting import WAIT_S, wait_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from farcall_common.environments import Environment
-from farcall_endpoint.manager.events import EnvironmentReady
+from farcall_endpoint.manager.core.events import EnvironmentReady
 from tests.support import images
 from tests.support.environments import running_node
 

@@ -24,7 +24,7 @@ import pytest
 
 from farcall_common.errors import ConfigurationError, SerializationError, TaskError, TaskFailed
 from farcall_endpoint import Engine, Graph, chain
-from farcall_endpoint.config import SlurmProviderConfig
+from farcall_endpoint.config.providers import SlurmProviderConfig
 from farcall_endpoint.engine.future import EngineFuture
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.waiting import WAIT_S, wait_until
@@ -387,7 +387,7 @@ def hoard_with_another_baseline(megabytes: int) -> None:
     import gc
     import time
 
-    from farcall_endpoint.worker.channel import Begun, Channel
+    from farcall_endpoint.contracts.manager_worker import Begun, Channel
 
     channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
     data = []
@@ -410,7 +410,7 @@ def use_the_workers_socket(kind: str) -> None:
     import gc
     import time
 
-    from farcall_endpoint.worker.channel import Channel, Done, NewModules
+    from farcall_endpoint.contracts.manager_worker import Channel, Done, NewModules
 
     channel = next(thing for thing in gc.get_objects() if isinstance(thing, Channel))
     channel.socket.setblocking(True)
@@ -426,7 +426,7 @@ def use_the_workers_socket(kind: str) -> None:
 
         import msgspec
 
-        from farcall_endpoint.shared_memory import MemoryFile, ancillary
+        from farcall_endpoint.host.shared_memory import MemoryFile, ancillary
 
         header = msgspec.msgpack.encode(Done(os.environ["FARCALL_TASK_ID"], time.time(), time.time()))
         memory = MemoryFile.of([b"x" * ("shorter" in kind)])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from farcall_common.wire import TaskState
-from farcall_endpoint import protocol
+from farcall_endpoint.contracts import agent_manager
 from tests.support.endpoint import EndpointProcess, FakeAgent, running_endpoint, wait_gone
 from tests.waiting import WAIT_S, wait_until
 
@@ -78,7 +78,7 @@ def test_a_dropped_manager_ends_when_it_resumes(tmp_path: Path) -> None:
         agent.listen(lambda: any(progress.started for progress in agent.progress))
         family, process = agent.family(), psutil.Process(agent.manager.pid)
         process.suspend()
-        agent.say(protocol.Stop(0.0))
+        agent.say(agent_manager.Stop(0.0))
         process.resume()
         agent.manager.wait(WAIT_S)
         wait_gone(family)

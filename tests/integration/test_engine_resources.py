@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from farcall_common.errors import ConfigurationError, TaskError
-from farcall_endpoint import Engine, protocol
-from farcall_endpoint.manager.node import discover_node
+from farcall_endpoint import Engine
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.host.node import discover_node
 from tests.support.endpoint.endpoint_process import running_endpoint, wait_gone
 from tests.support.endpoint.fake_agent import FakeAgent, connected_agent
 from tests.waiting import WAIT_S, wait_until
@@ -146,7 +147,7 @@ def test_the_agent_receives_the_resources_of_a_node(tmp_path: Path) -> None:
     capacity = agent.registered.capacity
     assert capacity is not None
     here = discover_node(environ={})
-    assert capacity == protocol.Capacity(here.whole_cpus, here.memory_bytes, ("a", "b", "c"))
+    assert capacity == agent_manager.Capacity(here.whole_cpus, here.memory_bytes, ("a", "b", "c"))
 
 
 def test_a_manager_on_a_too_small_node_reports_the_reason(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_a_worker_that_is_killed_leaves_nothing_behind(agent: FakeAgent, tmp_pat
 def test_a_task_that_is_stopped_leaves_nothing_behind(agent: FakeAgent, tmp_path: Path) -> None:
     neighbours = left_by(agent, tmp_path / "neighbours", wait=True)
     left = left_by(agent, tmp_path / "left", wait=True)
-    agent.say(protocol.CancelTasks(("left",)))
+    agent.say(agent_manager.CancelTasks(("left",)))
     agent.listen(lambda: "left" in agent.finished)
     wait_gone(left)
     assert all(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in neighbours)
@@ -266,6 +267,6 @@ def test_processes_left_by_a_task_live_as_long_as_its_worker(agent: FakeAgent, t
     agent.run("next", os.getpid)
     agent.listen(lambda: "next" in agent.finished)
     assert all(process.status() == psutil.STATUS_SLEEPING for process in left)
-    agent.say(protocol.Stop(0.0))
+    agent.say(agent_manager.Stop(0.0))
     agent.manager.wait(WAIT_S)
     wait_gone(left)

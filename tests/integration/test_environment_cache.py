@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import preparation_process
-from farcall_endpoint.environments.preparation import (
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare import preparation_process
+from farcall_endpoint.environments.prepare.preparation import (
     Alive,
     Crowded,
     Located,
@@ -26,7 +26,7 @@ from farcall_endpoint.environments.preparation import (
     Progressed,
     Report,
 )
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.host import process_reaper
 from tests.waiting import wait_until
 
 # It "converts" an image when it may, and starts programs of the node. $DIRECTORY is the test's.

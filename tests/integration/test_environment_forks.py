@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.template_pool import TemplatePool
-from farcall_endpoint.environments.templates import ForkedProcess
-from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager.events import EnvironmentReady
-from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.templates.template_pool import TemplatePool
+from farcall_endpoint.environments.templates.templates import ForkedProcess
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.core.events import EnvironmentReady
+from farcall_endpoint.manager.shell.worker_process import Confinement, WorkerProcess
 from tests.support import images
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.waiting import wait_until

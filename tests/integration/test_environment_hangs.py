@@ -14,11 +14,11 @@ import pytest
 from farcall_common.environments import Environment
 from farcall_common.graphs import Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
-from farcall_endpoint.environments.access import NotLocated
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager.events import EnvironmentReady
-from farcall_endpoint.manager.worker_process import Confinement
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare.access import NotLocated
+from farcall_endpoint.host.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.core.events import EnvironmentReady
+from farcall_endpoint.manager.shell.worker_process import Confinement
 from tests.support.endpoint import running_endpoint
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.support.hung_mount import HungMount, hung_mount

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import access, tree_root
-from farcall_endpoint.environments.runner import Start
-from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager.worker_process import Confinement
-from farcall_endpoint.worker.channel import Ready
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.contracts.manager_worker import Ready
+from farcall_endpoint.environments.prepare import access
+from farcall_endpoint.environments.runners.base import Start
+from farcall_endpoint.environments.runners.registry import RUNNERS
+from farcall_endpoint.host import process_reaper, tree_root
+from farcall_endpoint.host.isolation import bubblewrap, landlock
+from farcall_endpoint.manager.shell.worker_process import Confinement
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.environments import SUBMITTER, running_node
 from tests.support.image_archive import write_tree
@@ -175,8 +175,8 @@ _START = """
 import os, sys
 from pathlib import Path
 from farcall_endpoint.environments import access
-from farcall_endpoint.environments.runner import Start
-from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.runners.base import Start
+from farcall_endpoint.environments.runners.registry import RUNNERS
 type_, path, cache = sys.argv[1:]
 program = "import time; print('mark:', open('/mark').read(), flush=True); time.sleep(10_000)"
 start = Start(path, ("python3", "-c", program), name="farcall-test-paths", private_root=True)

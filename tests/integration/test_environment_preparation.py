@@ -18,14 +18,20 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
-from farcall_endpoint.environments.apptainer import ApptainerRunner
-from farcall_endpoint.environments.bundle import Abi, make_bundle
-from farcall_endpoint.environments.image_preparation import Preparation
-from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.preparation import Crowded, Failed, PreparationReport, PreparationSettings, Prepared
-from farcall_endpoint.environments.runners import runners_of
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.manager.events import EnvironmentReady
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare.bundle import Abi, make_bundle
+from farcall_endpoint.environments.prepare.image_preparation import Preparation
+from farcall_endpoint.environments.prepare.preparation import (
+    Crowded,
+    Failed,
+    PreparationReport,
+    PreparationSettings,
+    Prepared,
+)
+from farcall_endpoint.environments.runners.apptainer import ApptainerRunner
+from farcall_endpoint.environments.runners.oci import OciRunner
+from farcall_endpoint.environments.runners.registry import runners_of
+from farcall_endpoint.manager.core.events import EnvironmentReady
 from tests.support.container_user import apptainer_user, podman_user
 from tests.support.environments import running_node
 from tests.support.packages import make_wheel

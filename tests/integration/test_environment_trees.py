@@ -22,13 +22,12 @@ import msgspec
 import psutil
 import pytest
 
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import tree_root
-from farcall_endpoint.environments.bubblewrap import BubblewrapRunner
-from farcall_endpoint.environments.charliecloud import CharliecloudRunner
-from farcall_endpoint.environments.prefixes import PrefixRunner
-from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.environments.runners.base import Mount, Runner, Start
+from farcall_endpoint.environments.runners.bubblewrap import BubblewrapRunner
+from farcall_endpoint.environments.runners.charliecloud import CharliecloudRunner
+from farcall_endpoint.environments.runners.prefixes import PrefixRunner
+from farcall_endpoint.host import process_reaper, tree_root
+from farcall_endpoint.host.isolation import bubblewrap
 from tests.support.images import DEBIAN, image
 from tests.support.ordinary_user import USER, as_ordinary_user
 from tests.waiting import WAIT_S, wait_until

@@ -17,16 +17,16 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import preparer
+from farcall_endpoint.config.settings import EnvironmentSettings
 from farcall_endpoint.environments.launcher import EnvironmentLost
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.templates import ForkedProcess
-from farcall_endpoint.isolation import bubblewrap, landlock, process_limits
-from farcall_endpoint.isolation.paths import TEMPORARY_PREFIX
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentReady
-from farcall_endpoint.manager.processes import Leftovers, MeasuredTask
-from farcall_endpoint.manager.worker_process import Confinement
+from farcall_endpoint.environments.prepare import preparer
+from farcall_endpoint.environments.templates.templates import ForkedProcess
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.isolation import bubblewrap, landlock, process_limits
+from farcall_endpoint.host.isolation.paths import TEMPORARY_PREFIX
+from farcall_endpoint.manager.core.events import EnvironmentFailed, EnvironmentReady
+from farcall_endpoint.manager.shell.processes import Leftovers, MeasuredTask
+from farcall_endpoint.manager.shell.worker_process import Confinement
 from tests.support import images
 from tests.support.endpoint import wait_gone
 from tests.support.endpoint.measuring import use_of
@@ -87,7 +87,7 @@ def libraries() -> tuple[str, str, str, bool]:
     import msgspec
     import only_here  # type: ignore[import-not-found]
 
-    from farcall_endpoint.worker.channel import Order
+    from farcall_endpoint.contracts.manager_worker import Order
 
     return (
         msgspec.__version__,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.config.settings import EnvironmentSettings
 from tests.support.container_user import ContainerUser, apptainer_user, podman_user
 from tests.support.docker_daemon import docker_daemon
 from tests.support.environments import running_node

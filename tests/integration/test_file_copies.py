@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.manager import file_copies, file_server
-from farcall_endpoint.manager.actions import Copy, FileAction, Link, RemoveCopies, Unlink
-from farcall_endpoint.manager.events import CopyEnded, Event, Linked
-from farcall_endpoint.manager.file_copies import FileCopies, address_towards
-from farcall_endpoint.protocol import FileContent, NodeFile
+from farcall_endpoint.contracts.agent_manager import FileContent, NodeFile
+from farcall_endpoint.manager.core.actions import Copy, FileAction, Link, RemoveCopies, Unlink
+from farcall_endpoint.manager.core.events import CopyEnded, Event, Linked
+from farcall_endpoint.manager.shell import file_copies, file_server
+from farcall_endpoint.manager.shell.file_copies import FileCopies, address_towards
 from tests.support.hung_mount import hung_mount
 from tests.waiting import WAIT_S, wait_until
 
@@ -599,9 +599,9 @@ def test_a_manager_that_was_stopped_gives_no_copy_up(tmp_path: Path) -> None:
 import sys, threading, time
 from pathlib import Path
 from farcall_endpoint.manager import file_copies
-from farcall_endpoint.manager.actions import Copy
-from farcall_endpoint.manager.file_copies import FileCopies
-from farcall_endpoint.protocol import FileContent
+from farcall_endpoint.manager.core.actions import Copy
+from farcall_endpoint.manager.shell.file_copies import FileCopies
+from farcall_endpoint.contracts.agent_manager import FileContent
 file_copies._HUNG_LIMIT_S, file_copies._STOPPED_S = 3.0, 2.0
 real, go_on = file_copies._open_below, threading.Event()
 def late(root, parts):

@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.templates import ForkedProcess
-from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.runners.registry import RUNNERS
+from farcall_endpoint.environments.templates.templates import ForkedProcess
+from farcall_endpoint.host.isolation import bubblewrap
+from farcall_endpoint.manager.shell.worker_process import Confinement, WorkerProcess
 from tests.support import images
 from tests.support.environments import SUBMITTER, Node, running_node
 from tests.support.ordinary_user import as_ordinary_user

@@ -223,9 +223,9 @@ AGENT_UPLINK = """
 import time
 import zmq
 from farcall_common.wire import Envelope, Heartbeat
-from farcall_endpoint.agent.connection import Address
-from farcall_endpoint.agent.links import HANDSHAKE_DONE, Uplink
-from farcall_endpoint.transport import new_curve_keys
+from farcall_endpoint.agent.core.connection import Address
+from farcall_endpoint.agent.shell.links import HANDSHAKE_DONE, Uplink
+from farcall_endpoint.host.transport import new_curve_keys
 
 def run():
     poller = zmq.Poller()

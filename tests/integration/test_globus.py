@@ -25,10 +25,10 @@ from globus_sdk.testing import RegisteredResponse, get_response_set
 from globus_sdk.transport import RetryConfig
 
 from farcall_common.errors import ErrorRecord
-from farcall_endpoint.staging.movers import BatchMover, Found, Move, MoveError
-from farcall_endpoint.staging.movers.globus import GlobusMover, transfer_client
-from farcall_endpoint.staging.movers.globus_journal import Journal
-from farcall_endpoint.staging.settings import GlobusSettings
+from farcall_endpoint.files.movers import BatchMover, Found, Move, MoveError
+from farcall_endpoint.files.movers.globus import GlobusMover, transfer_client
+from farcall_endpoint.files.movers.globus_journal import Journal
+from farcall_endpoint.files.settings import GlobusSettings
 from tests.support.globus_service import Collection, GlobusService, serving
 from tests.waiting import WAIT_S, wait_until
 
@@ -579,9 +579,9 @@ CHILD = """
 import sys
 from pathlib import Path
 import globus_sdk, msgspec
-from farcall_endpoint.staging.movers import Found, Move
-from farcall_endpoint.staging.movers.globus import GlobusMover, transfer_client
-from farcall_endpoint.staging.settings import GlobusSettings
+from farcall_endpoint.files.movers import Found, Move
+from farcall_endpoint.files.movers.globus import GlobusMover, transfer_client
+from farcall_endpoint.files.settings import GlobusSettings
 
 url, settings, moves, hold = msgspec.json.decode(sys.argv[1])
 

@@ -21,14 +21,14 @@ from typer.testing import CliRunner, Result
 from farcall_common.file_arguments import File, collecting, with_outputs
 from farcall_common.login import Login, keep, read
 from farcall_common.staged_files import FileUse, pack_files, uses
-from farcall_endpoint.agent.launch import transfer_settings
-from farcall_endpoint.cli import app
-from farcall_endpoint.config import read_config
+from farcall_endpoint.agent.shell.launch import transfer_settings
+from farcall_endpoint.app.cli import app
+from farcall_endpoint.config.reader import read_config
 from farcall_endpoint.diagnose import gather
-from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.access import Access
-from farcall_endpoint.staging.movers import MoveError
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.access import Access
+from farcall_endpoint.files.movers import MoveError
+from farcall_endpoint.services.directory import EndpointDirectory
 from tests.integration.identity_provider import IdentityProvider
 from tests.integration.identity_provider import serving as serving_logins
 from tests.support.endpoint import FakeCloud, running_endpoint

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import farcall
 from farcall_common.errors import ConfigurationError, Unauthenticated
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.services.directory import EndpointDirectory
 from farcall_local.cli import app
 from farcall_local.control import is_up, launch, wipe
 from farcall_local.endpoint import LocalEndpoint

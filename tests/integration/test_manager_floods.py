@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.worker import channel
+from farcall_endpoint.contracts import manager_worker
 from tests.support.endpoint.fake_agent import FakeAgent, connected_agent
 
 MOST_BYTES = 256 * 2**20
@@ -32,29 +32,29 @@ def send_without_end(kind: str) -> None:
     import gc
     import os
 
-    from farcall_endpoint.worker import channel
+    from farcall_endpoint.contracts import manager_worker
 
-    [end] = [each for each in gc.get_objects() if isinstance(each, channel.Channel)]
+    [end] = [each for each in gc.get_objects() if isinstance(each, manager_worker.Channel)]
     body = b"x" * 60_000
     long = "x" * 60_000
     packet: Any = {
-        "Run": channel.Run(()),
-        "Sync": channel.Sync(),
-        "Ready": channel.Ready(1),
-        "Begun": channel.Begun("a", {}),
-        "Done": channel.Done("unknown", 0.0, 1.0, parts=(1,) * 10),
-        "Synced": channel.Synced(),
-        "NewModules": channel.NewModules((long,)),
-        "Calls": channel.Calls("a", (channel.Call(1, "unknown", 60_000),)),
-        "Waits": channel.Waits("a"),
-        "DropCalls": channel.DropCalls("a", (1, 2, 3)),
-        "CallEnded": channel.CallEnded(1),
-        "Peer": channel.Peer(1, first=True),
-        "Progressed": channel.Progressed("a", 1, 2, long),
-        "ValkeyRequest": channel.ValkeyRequest("a", 1),
-        "ValkeyAnswer": channel.ValkeyAnswer(1),
-        "BlocksRequest": channel.BlocksRequest("a", 1, "", (("x", 0, 2**26),)),
-        "BlocksAnswer": channel.BlocksAnswer(1),
+        "Run": manager_worker.Run(()),
+        "Sync": manager_worker.Sync(),
+        "Ready": manager_worker.Ready(1),
+        "Begun": manager_worker.Begun("a", {}),
+        "Done": manager_worker.Done("unknown", 0.0, 1.0, parts=(1,) * 10),
+        "Synced": manager_worker.Synced(),
+        "NewModules": manager_worker.NewModules((long,)),
+        "Calls": manager_worker.Calls("a", (manager_worker.Call(1, "unknown", 60_000),)),
+        "Waits": manager_worker.Waits("a"),
+        "DropCalls": manager_worker.DropCalls("a", (1, 2, 3)),
+        "CallEnded": manager_worker.CallEnded(1),
+        "Peer": manager_worker.Peer(1, first=True),
+        "Progressed": manager_worker.Progressed("a", 1, 2, long),
+        "ValkeyRequest": manager_worker.ValkeyRequest("a", 1),
+        "ValkeyAnswer": manager_worker.ValkeyAnswer(1),
+        "BlocksRequest": manager_worker.BlocksRequest("a", 1, "", (("x", 0, 2**26),)),
+        "BlocksAnswer": manager_worker.BlocksAnswer(1),
     }[kind]
     room = () if kind in ("NewModules", "Progressed") else (body,)
     children = []
@@ -78,10 +78,10 @@ def send_long_header(kind: str) -> None:
     import signal
     import struct
 
-    from farcall_endpoint.shared_memory import MemoryFile, SharedBytes, ancillary
-    from farcall_endpoint.worker import bodies, channel
+    from farcall_endpoint.contracts import bodies, manager_worker
+    from farcall_endpoint.host.shared_memory import MemoryFile, SharedBytes, ancillary
 
-    [end] = [each for each in gc.get_objects() if isinstance(each, channel.Channel)]
+    [end] = [each for each in gc.get_objects() if isinstance(each, manager_worker.Channel)]
 
     def text(value: str) -> bytes:
         return bytes([0xA0 + len(value)]) + value.encode()
@@ -106,13 +106,13 @@ def send_large_headers(kind: str) -> None:
     import gc
     import signal
 
-    from farcall_endpoint.worker import channel
+    from farcall_endpoint.contracts import manager_worker
 
-    [end] = [each for each in gc.get_objects() if isinstance(each, channel.Channel)]
+    [end] = [each for each in gc.get_objects() if isinstance(each, manager_worker.Channel)]
     packet: Any = {
-        "Done": channel.Done("unknown", 0.0, 1.0, parts=tuple(range(2**32, 2**32 + 900_000))),
-        "DropCalls": channel.DropCalls("a", tuple(range(2**32, 2**32 + 100_000))),
-        "Begun": channel.Begun("a", {number: number for number in range(2**32, 2**32 + 100_000)}),
+        "Done": manager_worker.Done("unknown", 0.0, 1.0, parts=tuple(range(2**32, 2**32 + 900_000))),
+        "DropCalls": manager_worker.DropCalls("a", tuple(range(2**32, 2**32 + 100_000))),
+        "Begun": manager_worker.Begun("a", {number: number for number in range(2**32, 2**32 + 100_000)}),
     }[kind]
     for _ in range(50):
         end.send(packet)
@@ -124,7 +124,7 @@ def peak_bytes(agent: FakeAgent) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-KINDS = [each.__name__ for each in typing.get_args(channel.Packet)]
+KINDS = [each.__name__ for each in typing.get_args(manager_worker.Packet)]
 HOSTILE: list[tuple[Callable[[str], None], str]] = [
     *((send_without_end, kind) for kind in KINDS),
     *((send_long_header, kind) for kind in ("NewModules", "DropCalls", "Done", "Begun")),

@@ -14,10 +14,10 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_endpoint.environments.launcher import RunningTemplate
-from farcall_endpoint.isolation import bubblewrap, landlock
-from farcall_endpoint.manager import templates_watch
-from farcall_endpoint.manager.templates_watch import TemplateWatch
-from farcall_endpoint.process_reaper import children, kill_trees
+from farcall_endpoint.host.isolation import bubblewrap, landlock
+from farcall_endpoint.host.process_reaper import children, kill_trees
+from farcall_endpoint.manager.shell import templates_watch
+from farcall_endpoint.manager.shell.templates_watch import TemplateWatch
 from tests.support.endpoint import running_endpoint
 from tests.support.environments import SUBMITTER
 from tests.support.packages import make_wheel

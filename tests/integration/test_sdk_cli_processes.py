@@ -185,8 +185,8 @@ def test_help_to_a_closed_pipe_is_silent(environ: dict[str, str]) -> None:
         ("farcall.cli", "whoami <&- >&- 2>&-", 0),
         ("farcall.cli", "whoami >/dev/full", 69),
         ("farcall.cli", "--help >/dev/full 2>&1", 69),
-        ("farcall_endpoint.cli", "list >&-", 0),
-        ("farcall_endpoint.cli", "version >/dev/full", 69),
+        ("farcall_endpoint.app.cli", "list >&-", 0),
+        ("farcall_endpoint.app.cli", "version >/dev/full", 69),
     ],
 )
 def test_output_that_goes_nowhere_is_no_defect(environ: dict[str, str], module: str, arguments: str, code: int) -> None:

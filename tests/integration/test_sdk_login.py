@@ -25,7 +25,7 @@ from farcall.testing import FakeCloud
 from farcall_common.credentials import Credentials
 from farcall_common.exit_codes import exit_code
 from farcall_common.login import KeptLogin, Login, keep, read
-from farcall_endpoint.cloud import Cloud
+from farcall_endpoint.services.cloud import Cloud
 from farcall_lambdas.allowed_users import AllowedUsers
 from farcall_lambdas.auth import OidcProvider
 from tests.integration.identity_provider import IdentityProvider, serving

@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.isolation import landlock
-from farcall_endpoint.isolation.system_calls import RULES, architecture
-from farcall_endpoint.manager.file_server import FileServer
-from farcall_endpoint.protocol import FileContent
+from farcall_endpoint.contracts.agent_manager import FileContent
+from farcall_endpoint.host.isolation import landlock
+from farcall_endpoint.host.isolation.system_calls import RULES, architecture
+from farcall_endpoint.manager.shell.file_server import FileServer
 from tests.support.endpoint import EndpointProcess, FakeCloud, running_endpoint, wait_gone
 from tests.support.endpoint.levels import ATTACKER, LEVELS, MISSING, VICTIM, endpoint_at_each_level, victims_of
 from tests.support.ordinary_user import USER

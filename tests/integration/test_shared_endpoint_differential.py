@@ -253,17 +253,17 @@ def flood_the_manager() -> None:
     import os
     import time
 
-    from farcall_endpoint.worker import channel
+    from farcall_endpoint.contracts import manager_worker
 
-    [end] = [each for each in gc.get_objects() if isinstance(each, channel.Channel)]
+    [end] = [each for each in gc.get_objects() if isinstance(each, manager_worker.Channel)]
     task_id, ends_at = os.environ["FARCALL_TASK_ID"], time.monotonic() + STORM_S
     for _ in range(2):
         os.fork()
     try:
         for number in itertools.count():
-            end.send(channel.Progressed(task_id, number, None, "x" * 30_000))
+            end.send(manager_worker.Progressed(task_id, number, None, "x" * 30_000))
             if number < 50:  # for more of them it is ended at once
-                end.send(channel.BlocksRequest(task_id, number, "", (("x", 0, 2**20),)))
+                end.send(manager_worker.BlocksRequest(task_id, number, "", (("x", 0, 2**20),)))
             if time.monotonic() > ends_at:
                 break
     finally:

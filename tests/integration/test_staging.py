@@ -22,11 +22,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from farcall_common.staged_files import FileUse
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.cache import Cache
-from farcall_endpoint.staging.movers.objects import ObjectMover, open_stores
-from farcall_endpoint.staging.places import files_directory
-from farcall_endpoint.staging.settings import Storage
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.cache import Cache
+from farcall_endpoint.files.movers.objects import ObjectMover, open_stores
+from farcall_endpoint.files.places import files_directory
+from farcall_endpoint.files.settings import Storage
 from tests.certificates import Authority
 from tests.support.file_servers import Answer, LargeObject, Proxy, WebServer
 from tests.support.transfers import TransferProcess, transfer_process
@@ -785,9 +785,9 @@ def test_transfers_of_one_submitter_that_hang_do_not_end_the_process_for_others(
         "import itertools, queue, sys, threading\n"
         "from farcall_common.staged_files import FileUse\n"
         "from farcall_endpoint import outcomes\n"
-        "from farcall_endpoint.staging import orders, process\n"
-        "from farcall_endpoint.staging.movers import MoveError\n"
-        "from farcall_endpoint.staging.settings import TransferSettings\n"
+        "from farcall_endpoint.files import orders, process\n"
+        "from farcall_endpoint.files.movers import MoveError\n"
+        "from farcall_endpoint.files.settings import TransferSettings\n"
         "class Hanging:\n"
         "    def stat(self, url):\n"
         "        threading.Event().wait()\n"
@@ -817,8 +817,8 @@ def test_a_defect_of_a_batch_is_the_end_of_its_files_only(tmp_path: Path) -> Non
     program = (
         "import queue, sys\n"
         "from farcall_common.staged_files import FileUse\n"
-        "from farcall_endpoint.staging import orders, process\n"
-        "from farcall_endpoint.staging.settings import TransferSettings\n"
+        "from farcall_endpoint.files import orders, process\n"
+        "from farcall_endpoint.files.settings import TransferSettings\n"
         "class Broken:\n"
         "    def stat_many(self, urls):\n"
         "        raise KeyError('version')\n"

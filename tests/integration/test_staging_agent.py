@@ -80,7 +80,7 @@ def transfer_process(endpoint: EndpointProcess) -> psutil.Process:
     found = []
     for each in endpoint.family():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            found += [each] if "farcall_endpoint.staging.process" in each.cmdline() else []
+            found += [each] if "farcall_endpoint.files.process" in each.cmdline() else []
     [process] = found
     return process
 
@@ -116,7 +116,7 @@ def test_a_task_reads_and_writes_files_and_leaves_the_copy_in_the_cache_only(
 
 def test_an_endpoint_whose_tasks_have_no_files_has_no_transfer_process(endpoint: EndpointProcess) -> None:
     endpoint.cloud.end(endpoint.cloud.submit(len, "abc"))
-    assert not [each for each in endpoint.family() if "farcall_endpoint.staging.process" in each.cmdline()]
+    assert not [each for each in endpoint.family() if "farcall_endpoint.files.process" in each.cmdline()]
 
 
 def test_another_submitter_has_files_of_storages_that_are_open_only(endpoint: EndpointProcess, web: WebServer) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from farcall_endpoint.isolation.system_calls import NEWEST, RULES
+from farcall_endpoint.host.isolation.system_calls import NEWEST, RULES
 from tests.support.endpoint import FakeCloud, running_endpoint
 from tests.support.endpoint.levels import ATTACKER, LEVELS, VICTIM, victims_of
 from tests.support.ordinary_user import USER

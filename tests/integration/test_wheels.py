@@ -33,7 +33,7 @@ PUBLISHED = {
     "farcall-common[store]": ["farcall_common.store"],
     "farcall": ["farcall"],
     "farcall[globus]": ["farcall_common.globus"],
-    "farcall-endpoint[globus]": ["farcall_endpoint.staging.movers.globus"],
+    "farcall-endpoint[globus]": ["farcall_endpoint.files.movers.globus"],
     "farcall[otel]": ["farcall._tracing"],
     "farcall-endpoint": ["farcall_endpoint"],
     "farcall-local": ["farcall_local"],
@@ -44,9 +44,9 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 # What needs an extra is named to be imported.
 of_extras = {
-    "farcall_endpoint.staging.globus_login", "farcall_endpoint.staging.movers.globus",
-    "farcall_endpoint.staging.movers.globus_documents",
-    "farcall_endpoint.staging.movers.globus_records",
+    "farcall_endpoint.files.globus_login", "farcall_endpoint.files.movers.globus",
+    "farcall_endpoint.files.movers.globus_documents",
+    "farcall_endpoint.files.movers.globus_records",
 }
 for name in sys.argv[1:]:
     package = importlib.import_module(name)

@@ -15,9 +15,9 @@ from farcall_common.payload import Serializer, parse_allowed
 from farcall_common.payload.native import NATIVE, dump_call, load_native
 from farcall_common.payload.serializer import BINARY_DATA
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of, cut
-from farcall_endpoint.worker.bodies import ranges_of
-from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder
+from farcall_endpoint.contracts.bodies import ranges_of
+from farcall_endpoint.contracts.manager_worker import CallOrder, Done, InputOrder
+from farcall_endpoint.host.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of, cut
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.worker import WorkerUnderTest, value_of, worker_under_test
 

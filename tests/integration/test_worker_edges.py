@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farcall_endpoint.shared_memory import Body, MemoryFile, SharedBytes, ancillary
-from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
-from farcall_endpoint.worker.channel import (
+from farcall_endpoint.contracts.manager_worker import (
     INLINE_BYTES,
     MANAGER,
     CallOrder,
@@ -25,6 +23,8 @@ from farcall_endpoint.worker.channel import (
     Sync,
     Synced,
 )
+from farcall_endpoint.host.shared_memory import Body, MemoryFile, SharedBytes, ancillary
+from farcall_endpoint.worker.arenas import LEDGER_BYTES, Returns, new_ledger
 from farcall_endpoint.worker.edges import edge_pair
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 

@@ -15,7 +15,7 @@ from farcall_common.payload import Serializer
 from farcall_common.payload.data import edge_pieces
 from farcall_common.payload.native import dump_call
 from farcall_common.staged_files import pack_files, uses
-from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder
+from farcall_endpoint.contracts.manager_worker import CallOrder, Done, InputOrder
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.worker import WorkerUnderTest, value_of, worker_under_test
 

@@ -20,8 +20,18 @@ from farcall_common.payload import Serializer, describe_exception, pack_exceptio
 from farcall_common.payload.functions import Included
 from farcall_common.payload.serializer import BINARY_DATA
 from farcall_common.task_options import Callee, TaskOptions
-from farcall_endpoint.shared_memory import Body, Frame, MemoryFile, SharedBytes, bytes_of, cut
-from farcall_endpoint.worker.channel import Call, CallEnded, CallOrder, Calls, Done, DropCalls, Sync, Synced, Waits
+from farcall_endpoint.contracts.manager_worker import (
+    Call,
+    CallEnded,
+    CallOrder,
+    Calls,
+    Done,
+    DropCalls,
+    Sync,
+    Synced,
+    Waits,
+)
+from farcall_endpoint.host.shared_memory import Body, Frame, MemoryFile, SharedBytes, bytes_of, cut
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 from tests.waiting import WAIT_S, wait_until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.worker.channel import CallOrder, Done, Progressed
+from farcall_endpoint.contracts.manager_worker import CallOrder, Done, Progressed
 from tests.support.worker import WorkerUnderTest, values_of, worker_under_test
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 
 from farcall_common.errors import FarcallError, NodesUnavailable
 from farcall_endpoint import Engine
-from farcall_endpoint.config import SlurmProviderConfig, SrunLauncherConfig
+from farcall_endpoint.config.providers import SlurmProviderConfig, SrunLauncherConfig
 from tests.slurm.cluster import SlurmCluster
 from tests.waiting import WAIT_S, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from farcall_common.errors import NodesUnavailable
 from farcall_endpoint import Engine
-from farcall_endpoint.config import SlurmProviderConfig
+from farcall_endpoint.config.providers import SlurmProviderConfig
 from tests.slurm.cluster import SlurmCluster
 from tests.waiting import WAIT_S
 

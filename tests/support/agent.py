@@ -17,14 +17,14 @@ from farcall_common.wire import (
     TaskSpec,
     TaskTransition,
 )
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.demand import Demand
-from farcall_endpoint.agent.reports import tasks_received
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import SpooledTask, Task
-from farcall_endpoint.protocol import Progress
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.demand import Demand
+from farcall_endpoint.agent.core.reports import tasks_received
+from farcall_endpoint.agent.core.tasks import SpooledTask, Task
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.contracts.agent_manager import Progress
 
 
 @dataclasses.dataclass(frozen=True)

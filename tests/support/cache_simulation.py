@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from farcall_common import wire
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import DEFAULT_POLICY, load_policy
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Finished, Progress, Started
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.orders import taken_bytes
-from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.scheduling import DEFAULT_POLICY, load_policy
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.agent_manager import Finished, Progress, Started
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.orders import taken_bytes
+from farcall_endpoint.files.plan import Staging
 from tests.support.agent import CoreDriver, Turn
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, spec
 

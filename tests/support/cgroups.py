@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy, writable_hierarchies
+from farcall_endpoint.host.cgroups import Cgroups, Hierarchy, writable_hierarchies
 from tests.waiting import wait_until
 
 

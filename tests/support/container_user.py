@@ -20,7 +20,7 @@ from typing import Final
 
 import pytest
 
-from farcall_endpoint import process_reaper
+from farcall_endpoint.host import process_reaper
 from tests.support.apptainer_root import APPTAINER
 from tests.support.images import DIRECTORY, image
 from tests.waiting import wait_until

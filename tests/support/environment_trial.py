@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.technologies import without_forks
-from farcall_endpoint.manager.events import EnvironmentReady
+from farcall_endpoint.environments.prepare.technologies import without_forks
+from farcall_endpoint.manager.core.events import EnvironmentReady
 from tests.support.environments import running_node
 from tests.waiting import wait_until
 

@@ -17,14 +17,14 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.access import NotLocated
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.manager.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
-from farcall_endpoint.manager.launcher import FreshProcessLauncher
-from farcall_endpoint.manager.slots import Slot
-from farcall_endpoint.manager.worker_process import Confinement, WorkerProcess, Workplace
-from farcall_endpoint.worker.channel import Begun, Done, NewModules, Order, Ready, Run
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.contracts.manager_worker import Begun, Done, NewModules, Order, Ready, Run
+from farcall_endpoint.environments.prepare.access import NotLocated
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.slots import Slot
+from farcall_endpoint.manager.core.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event
+from farcall_endpoint.manager.shell.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.shell.worker_process import Confinement, WorkerProcess, Workplace
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import wait_until
 

@@ -9,9 +9,12 @@ from typing import Any
 import msgspec
 
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Pass, Recall, Report, Send
-from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.events import (
+from farcall_endpoint.contracts.agent_manager import Finished, Progress, TaskOrder
+from farcall_endpoint.contracts.manager_worker import Done, Order, Ready, Run, Sync, Synced
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.host.shared_memory import Frame
+from farcall_endpoint.manager.core.actions import Action, Kill, Launch, Leave, Pass, Recall, Report, Send
+from farcall_endpoint.manager.core.events import (
     Event,
     Instant,
     Job,
@@ -20,10 +23,7 @@ from farcall_endpoint.manager.events import (
     TasksReceived,
     WorkerDied,
 )
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Finished, Progress, TaskOrder
-from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Done, Order, Ready, Run, Sync, Synced
+from farcall_endpoint.manager.core.manager import ManagerCore
 
 
 class Worker:

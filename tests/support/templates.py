@@ -18,16 +18,16 @@ from typing import Any
 
 from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.environments.templates import ForkedProcess, Template, TemplateSuspected, start_template
+from farcall_endpoint.contracts.manager_worker import Channel, Done, NewModules, Order, Packet, Ready, Run, channel_pair
+from farcall_endpoint.environments.templates.templates import ForkedProcess, Template, TemplateSuspected, start_template
 from farcall_endpoint.worker.boot import Boot, Descriptors
-from farcall_endpoint.worker.channel import Channel, Done, NewModules, Order, Packet, Ready, Run, channel_pair
 from tests.waiting import WAIT_S
 
 ORDINARY_USER = 1001
 
 _AS_USER = """
 import os, sys
-from farcall_endpoint.isolation import confinement, landlock
+from farcall_endpoint.host.isolation import confinement, landlock
 from farcall_endpoint.worker import namespaces, template
 os.setgroups([])
 os.setresgid(*[int(sys.argv[2])] * 3)

@@ -14,10 +14,10 @@ import zmq
 
 from farcall_common.file_arguments import place_of
 from farcall_common.staged_files import FileUse
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.client import TransferClient
-from farcall_endpoint.staging.places import files_directory
-from farcall_endpoint.staging.settings import TransferSettings
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.client import TransferClient
+from farcall_endpoint.files.places import files_directory
+from farcall_endpoint.files.settings import TransferSettings
 from tests.waiting import wait_until
 
 

@@ -17,8 +17,17 @@ import msgspec
 from farcall_common.payload import DATA_STRATEGIES, Serializer
 from farcall_common.payload.functions import FunctionTable, Included
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared_memory import Body, Frame, FrameList, bytes_of, cut
-from farcall_endpoint.worker.channel import CallOrder, Done, InputOrder, Order, Packet, Ready, Run, channel_pair
+from farcall_endpoint.contracts.manager_worker import (
+    CallOrder,
+    Done,
+    InputOrder,
+    Order,
+    Packet,
+    Ready,
+    Run,
+    channel_pair,
+)
+from farcall_endpoint.host.shared_memory import Body, Frame, FrameList, bytes_of, cut
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.waiting import WAIT_S
 

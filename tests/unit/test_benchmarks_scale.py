@@ -10,7 +10,7 @@ from benchmarks.engine.scale.managers import SimulatedManager
 from benchmarks.engine.scale.table import as_tables, goals, points
 from farcall_common.payload.native import load_native
 from farcall_common.wire import TaskState
-from farcall_endpoint.protocol import TaskOrder
+from farcall_endpoint.contracts.agent_manager import TaskOrder
 from tests.unit.benchmark_machine import MACHINE
 
 

@@ -25,9 +25,10 @@ from farcall.cli._app import app as farcall
 from farcall.testing import FakeCloud
 from farcall_common.credentials import Credentials, config_path, expanded, stored_values, write_settings
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint import Engine, systemd
-from farcall_endpoint.cli import app as farcall_endpoint
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint import Engine
+from farcall_endpoint.app import systemd
+from farcall_endpoint.app.cli import app as farcall_endpoint
+from farcall_endpoint.services.directory import EndpointDirectory
 from tests.waiting import WAIT_S
 
 FILE: Final = '[default]\napi_url = "https://file:1"\ntoken = "file-token"\n'
@@ -177,7 +178,7 @@ def test_both_commands_find_the_same_settings(
 
 
 FARCALL: Final = ("-c", "from farcall.cli import main; main()")
-FARCALL_ENDPOINT: Final = ("-c", "from farcall_endpoint.cli import main; main()")
+FARCALL_ENDPOINT: Final = ("-c", "from farcall_endpoint.app.cli import main; main()")
 
 
 def _run(*arguments: str, **environ: str) -> str:

@@ -17,9 +17,9 @@ from farcall_common.errors import (
     Unavailable,
     UserNotAllowed,
 )
-from farcall_endpoint.agent.access import Access
-from farcall_endpoint.cloud import Cloud, ConnectAnswer
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.agent.shell.access import Access
+from farcall_endpoint.services.cloud import Cloud, ConnectAnswer
+from farcall_endpoint.services.directory import EndpointDirectory
 
 URL = "http://127.0.0.1:1"
 OWNER = Credentials(URL, "owner")

@@ -16,17 +16,17 @@ from farcall_common.event_log import UserBytes
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.reports import REPORT_AFTER_S
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.agent.signatures import SignatureCheck
-from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress, Started
-from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.reports import REPORT_AFTER_S
+from farcall_endpoint.agent.core.scheduling import round_robin
+from farcall_endpoint.agent.core.signatures import SignatureCheck
+from farcall_endpoint.agent.core.tasks import OpenedCall, SpooledTask, StoredResult, Task, TaskResult
+from farcall_endpoint.config.settings import QosSettings
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.agent_manager import Died, Finished, Progress, Started
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from tests.support.agent import CoreDriver, Turn
 from tests.task_fields import with_options
 

@@ -13,19 +13,19 @@ from farcall_common.event_log import UserBytes
 from farcall_common.sealing import is_sealed
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.agent.sealing import seal_result
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, Stage, Task
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.scheduling import round_robin
+from farcall_endpoint.agent.core.tasks import OpenedCall, SpooledTask, Stage, Task
+from farcall_endpoint.agent.shell.sealing import seal_result
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.agent_manager import Died, Finished, Progress
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.plan import Staging
+from farcall_endpoint.host.shared_memory import bytes_of
 from tests.support.agent import CoreDriver, Turn, load
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, finish, ids, spec
 

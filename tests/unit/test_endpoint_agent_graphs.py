@@ -28,19 +28,19 @@ from farcall_common.sealing import Answer, open_answer
 from farcall_common.ssh_signatures import sign, statement
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.graphs import MOST_ENVIRONMENTS, GraphNeeds, bounded, read_graph
-from farcall_endpoint.agent.running_graphs import MOST_REPORTED
-from farcall_endpoint.agent.scheduling import POLICIES, SchedulingPolicy, round_robin
-from farcall_endpoint.agent.sealing import seal_result
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import OpenedCall, SpooledTask, TaskResult
-from farcall_endpoint.output import Printed
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, EnvironmentStatus, Finished, GraphProgress, Limits, Progress
-from farcall_endpoint.status import lines
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.graphs import MOST_ENVIRONMENTS, GraphNeeds, bounded, read_graph
+from farcall_endpoint.agent.core.running_graphs import MOST_REPORTED
+from farcall_endpoint.agent.core.scheduling import POLICIES, SchedulingPolicy, round_robin
+from farcall_endpoint.agent.core.tasks import OpenedCall, SpooledTask, TaskResult
+from farcall_endpoint.agent.shell.sealing import seal_result
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.app.status import lines
+from farcall_endpoint.contracts.agent_manager import Died, EnvironmentStatus, Finished, GraphProgress, Limits, Progress
+from farcall_endpoint.contracts.output import Printed
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from tests.support.agent import CoreDriver, Turn
 from tests.unit.test_endpoint_agent_core import KEY, signatures
 

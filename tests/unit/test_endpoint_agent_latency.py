@@ -6,10 +6,10 @@ import pytest
 
 from farcall_common.qos import QoS
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.protocol import CpuSharesStatus, Finished, Progress, WeightOfClass
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.config.settings import QosSettings
+from farcall_endpoint.contracts.agent_manager import CpuSharesStatus, Finished, Progress, WeightOfClass
 from farcall_endpoint.qos.controller import NEEDS_CPU
-from farcall_endpoint.qos.settings import QosSettings
 from tests.support.agent import CoreDriver
 from tests.unit.test_endpoint_agent_core import HASH, finish, ids, make_core, send, spec
 

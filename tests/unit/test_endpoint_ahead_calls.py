@@ -11,12 +11,12 @@ import pytest
 from farcall_common.graphs import COLLECT, Graph, Input, Stage
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.actions import Action, Connect, Recall, Send
-from farcall_endpoint.manager.events import Callees, Event, Job, PacketsReceived, TasksReceived, WorkerDied
-from farcall_endpoint.manager.orders import MAX_UNREAD_BYTES
-from farcall_endpoint.protocol import CancelTasks, TaskOrder
-from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import ITSELF, Delivery, Done, Order, Packet, Run, Sync, Synced
+from farcall_endpoint.contracts.agent_manager import CancelTasks, TaskOrder
+from farcall_endpoint.contracts.manager_worker import ITSELF, Delivery, Done, Order, Packet, Run, Sync, Synced
+from farcall_endpoint.host.shared_memory import Frame
+from farcall_endpoint.manager.core.actions import Action, Connect, Recall, Send
+from farcall_endpoint.manager.core.events import Callees, Event, Job, PacketsReceived, TasksReceived, WorkerDied
+from farcall_endpoint.manager.core.orders import MAX_UNREAD_BYTES
 from tests.support.manager import Rig, ready
 
 CALLEE = Callee(function_id="f", function_hash="h")

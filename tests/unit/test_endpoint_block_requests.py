@@ -9,12 +9,12 @@ import pytest
 
 from farcall_common.objects import node_blocks
 from farcall_common.objects.node_blocks import AT_A_TIME
-from farcall_endpoint.manager.actions import Answer, ServeBlocks
-from farcall_endpoint.manager.block_requests import MOST_BYTES, MOST_PARTS
-from farcall_endpoint.manager.block_server import Turns
-from farcall_endpoint.manager.events import BlocksServed, PacketsReceived
-from farcall_endpoint.manager.file_server import SourceFailed
-from farcall_endpoint.worker.channel import BlocksAnswer, BlocksRequest
+from farcall_endpoint.contracts.manager_worker import BlocksAnswer, BlocksRequest
+from farcall_endpoint.manager.core.actions import Answer, ServeBlocks
+from farcall_endpoint.manager.core.blocks import MOST_BYTES, MOST_PARTS
+from farcall_endpoint.manager.core.events import BlocksServed, PacketsReceived
+from farcall_endpoint.manager.shell.block_server import Turns
+from farcall_endpoint.manager.shell.file_server import SourceFailed
 from tests.support.manager import Rig
 from tests.waiting import WAIT_S
 

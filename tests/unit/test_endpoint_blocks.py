@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.agent.blocks import BlockLoad, Blocks, Monitor, Orders, Scaling, SimpleScaling
-from farcall_endpoint.agent.demand import NodeLoad
+from farcall_endpoint.agent.core.blocks import BlockLoad, Blocks, Monitor, Orders, Scaling, SimpleScaling
+from farcall_endpoint.agent.core.demand import NodeLoad
 
 SLOTS = 4
 

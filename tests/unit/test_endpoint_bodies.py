@@ -13,8 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farcall_endpoint.output import Printed, split, tails
-from farcall_endpoint.shared_memory import (
+from farcall_endpoint.contracts.bodies import pack, ranges_of, unpack
+from farcall_endpoint.contracts.manager_worker import (
+    MALFORMED,
+    CallOrder,
+    Channel,
+    Done,
+    InputOrder,
+    Order,
+    Run,
+    channel_pair,
+)
+from farcall_endpoint.contracts.output import Printed, split, tails
+from farcall_endpoint.host.shared_memory import (
     Body,
     Frame,
     FrameList,
@@ -24,17 +35,6 @@ from farcall_endpoint.shared_memory import (
     bytes_of,
     copy_of,
     cut,
-)
-from farcall_endpoint.worker.bodies import pack, ranges_of, unpack
-from farcall_endpoint.worker.channel import (
-    MALFORMED,
-    CallOrder,
-    Channel,
-    Done,
-    InputOrder,
-    Order,
-    Run,
-    channel_pair,
 )
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.staging.cache import Cache
-from farcall_endpoint.staging.movers import MoveError
+from farcall_endpoint.files.cache import Cache
+from farcall_endpoint.files.movers import MoveError
 
 KILLED = """
 import hashlib, os, pathlib, signal, sys
-from farcall_endpoint.staging.cache import Cache
+from farcall_endpoint.files.cache import Cache
 
 def rename(path, target):
     if sys.argv[2] == "after":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.scheduling import DEFAULT_POLICY, POLICIES
+from farcall_endpoint.agent.core.scheduling import DEFAULT_POLICY, POLICIES
 from tests.support.cache_simulation import SimulatedEndpoint
 
 MB = 10**6

@@ -15,23 +15,11 @@ from farcall_common.event_log import UserBytes
 from farcall_common.graphs import Graph, Input, Stage
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.calls import CallsElsewhere
-from farcall_endpoint.agent.loads import Lifetime
-from farcall_endpoint.agent.managers import Managers
-from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.manager.away import jobs_of
-from farcall_endpoint.manager.events import (
-    Callees,
-    CallNewsReceived,
-    EnvironmentReady,
-    Event,
-    Job,
-    PacketsReceived,
-    TasksReceived,
-)
-from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import (
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.calls import CallsElsewhere
+from farcall_endpoint.agent.core.loads import Lifetime
+from farcall_endpoint.agent.core.managers import Managers
+from farcall_endpoint.contracts.agent_manager import (
     CallEnd,
     CallNews,
     CallsDropped,
@@ -45,9 +33,21 @@ from farcall_endpoint.protocol import (
     TakeCalls,
     TaskOrder,
 )
-from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Call as NestedCall
-from farcall_endpoint.worker.channel import Calls, Done, Waits
+from farcall_endpoint.contracts.manager_worker import Call as NestedCall
+from farcall_endpoint.contracts.manager_worker import Calls, Done, Waits
+from farcall_endpoint.contracts.output import Printed
+from farcall_endpoint.graphs.values import GraphSettings
+from farcall_endpoint.host.shared_memory import Frame
+from farcall_endpoint.manager.core.away import jobs_of
+from farcall_endpoint.manager.core.events import (
+    Callees,
+    CallNewsReceived,
+    EnvironmentReady,
+    Event,
+    Job,
+    PacketsReceived,
+    TasksReceived,
+)
 from tests.support.manager import Rig, ready
 
 VENV = Environment(type="venv", location="/env")

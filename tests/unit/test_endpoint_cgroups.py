@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments.cgroups import Cgroups, Hierarchy, hierarchies_of, writable_hierarchies
+from farcall_endpoint.host.cgroups import Cgroups, Hierarchy, hierarchies_of, writable_hierarchies
 from tests.waiting import wait_until
 
 V1_MOUNTS = [
@@ -123,7 +123,7 @@ def test_processes_join_and_leave() -> None:
 def test_groups_of_a_killed_manager_are_removed() -> None:
     program = """
 import os, subprocess
-from farcall_endpoint.environments.cgroups import *
+from farcall_endpoint.host.cgroups import *
 group = Cgroups(writable_hierarchies()).create("worker")
 child = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
 group.join(child.pid)

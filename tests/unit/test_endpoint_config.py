@@ -15,24 +15,21 @@ from hypothesis import strategies as st
 from farcall_common.errors import ConfigurationError
 from farcall_common.worker_share import WorkerShare
 from farcall_endpoint import Engine
-from farcall_endpoint.agent.launch import check_storages
-from farcall_endpoint.config import (
+from farcall_endpoint.agent.shell.launch import check_storages
+from farcall_endpoint.config.files import FilesConfig, StorageConfig
+from farcall_endpoint.config.from_globus import read_globus
+from farcall_endpoint.config.providers import (
     BatchProviderConfig,
-    Config,
-    EngineConfig,
     KubernetesProviderConfig,
-    LimitsConfig,
     LocalProviderConfig,
     MpiExecLauncherConfig,
     PBSProProviderConfig,
     SlurmProviderConfig,
     SrunLauncherConfig,
-    parse_config,
-    read_config,
-    read_globus,
-    write_config,
 )
-from farcall_endpoint.config.files import FilesConfig, StorageConfig
+from farcall_endpoint.config.reader import parse_config, read_config
+from farcall_endpoint.config.schema import Config, EngineConfig, LimitsConfig
+from farcall_endpoint.config.template import write_config
 
 SLURM = """\
 engine:

@@ -13,17 +13,11 @@ from hypothesis import strategies as st
 
 from farcall_common.environments import TYPES, UV, Environment
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import (
-    Config,
-    EngineConfig,
-    EnvironmentsConfig,
-    check_binds,
-    parse_config,
-    read_config,
-    write_config,
-)
-from farcall_endpoint.config.environments import ContainerType, Technology
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.config.environments import ContainerType, EnvironmentsConfig, Technology
+from farcall_endpoint.config.reader import check_binds, parse_config, read_config
+from farcall_endpoint.config.schema import Config, EngineConfig
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.config.template import write_config
 
 HERE = Path("/home/me/.farcall/endpoints/here")
 

@@ -11,18 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.agent.nodes import make_network, own_addresses
-from farcall_endpoint.cli import app
-from farcall_endpoint.config import (
-    Config,
-    InterfaceConfig,
-    LocalProviderConfig,
-    SlurmProviderConfig,
-    parse_config,
-    read_config,
-    read_globus,
-    write_config,
-)
+from farcall_endpoint.agent.shell.nodes import make_network, own_addresses
+from farcall_endpoint.app.cli import app
+from farcall_endpoint.config.from_globus import read_globus
+from farcall_endpoint.config.providers import LocalProviderConfig, SlurmProviderConfig
+from farcall_endpoint.config.reader import parse_config, read_config
+from farcall_endpoint.config.schema import Config, InterfaceConfig
+from farcall_endpoint.config.template import write_config
 
 
 def slurm(interface: str, *engine: str, top: str = "", provider: str = "", launcher: str = "type: SrunLauncher") -> str:

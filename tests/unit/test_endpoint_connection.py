@@ -18,7 +18,7 @@ from farcall_common.errors import (
     Unauthenticated,
     Unavailable,
 )
-from farcall_endpoint.agent.connection import (
+from farcall_endpoint.agent.core.connection import (
     Action,
     Address,
     ApiAnswered,

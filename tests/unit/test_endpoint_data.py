@@ -19,24 +19,20 @@ from hypothesis import strategies as st
 from farcall import Executor, current
 from farcall.testing import FakeCloud
 from farcall_common.errors import ConfigurationError, ErrorRecord, TaskFailed, Unavailable
-from farcall_endpoint import sweeper
-from farcall_endpoint.config import read_config
-from farcall_endpoint.manager.actions import Answer
-from farcall_endpoint.manager.events import PacketsReceived
-from farcall_endpoint.manager.worker_process import (
-    MemoryDirectories,
-    ScratchRemover,
-    WorkerDirectories,
-    Workplace,
-    scratch_of,
-)
-from farcall_endpoint.payers import Payers
-from farcall_endpoint.process_directory import ProcessDirectory, remove_leftovers
-from farcall_endpoint.protocol import ValkeyAddress, ValkeyAnswered, ValkeyRequested
-from farcall_endpoint.removal import remove_tree
-from farcall_endpoint.sweeper import StoredFile, Sweeper, SweepSettings, choose
-from farcall_endpoint.valkey import ValkeySettings, ValkeyTable
-from farcall_endpoint.worker.channel import Order, ValkeyAnswer, ValkeyRequest
+from farcall_endpoint.agent.shell.payers import Payers
+from farcall_endpoint.config.reader import read_config
+from farcall_endpoint.config.settings import SweepSettings, ValkeySettings
+from farcall_endpoint.contracts.agent_manager import ValkeyAddress, ValkeyAnswered, ValkeyRequested
+from farcall_endpoint.contracts.manager_worker import Order, ValkeyAnswer, ValkeyRequest
+from farcall_endpoint.host.memory_directories import MemoryDirectories
+from farcall_endpoint.host.process_directory import ProcessDirectory, remove_leftovers
+from farcall_endpoint.host.removal import remove_tree
+from farcall_endpoint.manager.core.actions import Answer
+from farcall_endpoint.manager.core.events import PacketsReceived
+from farcall_endpoint.manager.shell.worker_process import ScratchRemover, WorkerDirectories, Workplace, scratch_of
+from farcall_endpoint.services import sweeper
+from farcall_endpoint.services.sweeper import StoredFile, Sweeper, choose
+from farcall_endpoint.services.valkey import ValkeyTable
 from farcall_endpoint.worker.places import SHARED, TaskPlaces
 from farcall_endpoint.worker.settings import WorkerSettings
 from tests.support.manager import Rig

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.agent.demand import NodeLoad, missing_slots
+from farcall_endpoint.agent.core.demand import NodeLoad, missing_slots
 
 KEYS = ("", "a", "b", "c")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.pipe import Pipe, pipe_pair
-from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Channel, Done, channel_pair
+from farcall_endpoint.contracts.manager_worker import Channel, Done, channel_pair
+from farcall_endpoint.host.pipe import Pipe, pipe_pair
+from farcall_endpoint.host.shared_memory import MemoryFile, SharedBytes
 
 
 class Crowded:

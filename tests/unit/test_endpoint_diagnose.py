@@ -15,12 +15,14 @@ import pytest
 
 from farcall_common.environments import TYPES
 from farcall_common.event_log import EventLog, read_events
-from farcall_endpoint.agent.connection import ApiAnswered, ConnectionLost, Event, for_log
-from farcall_endpoint.config import Config, read_config, write_config
+from farcall_endpoint.agent.core.connection import ApiAnswered, ConnectionLost, Event, for_log
+from farcall_endpoint.config.reader import read_config
+from farcall_endpoint.config.schema import Config
+from farcall_endpoint.config.template import write_config
 from farcall_endpoint.diagnose import Report, Scrubber, gather
 from farcall_endpoint.diagnose.environments import environments, findings, read_tried
 from farcall_endpoint.diagnose.network import check_port, last_address
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.services.directory import EndpointDirectory
 from tests.support.packages import make_wheel
 
 KNOWN = "kx9-known-secret-42"

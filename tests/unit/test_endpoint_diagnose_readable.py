@@ -10,7 +10,7 @@ import pytest
 
 from farcall_endpoint.diagnose import gather
 from farcall_endpoint.diagnose.readable import Acl, read_acl, writable_by_others
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.services.directory import EndpointDirectory
 
 USER = os.geteuid()
 

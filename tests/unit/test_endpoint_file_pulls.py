@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from farcall_common.wire import BlobLocation, FilePiece, FilePull, FileReason, FilesTaken, Message
-from farcall_endpoint.agent.file_pulls import FilePulls
-from farcall_endpoint.staging import orders
+from farcall_endpoint.agent.shell.file_pulls import FilePulls
+from farcall_endpoint.files import orders
 
 SOURCE = "00000000-0000-4000-8000-00000000000f"
 SHA = "ab" * 32

@@ -9,8 +9,8 @@ import pytest
 import zmq
 
 from farcall_common.wire import FileWanted, Message
-from farcall_endpoint.agent.files_for_others import FilesForOthers
-from farcall_endpoint.staging.reading import ReadPiece
+from farcall_endpoint.agent.shell.files_for_others import FilesForOthers
+from farcall_endpoint.files.reading import ReadPiece
 from tests.waiting import wait_until
 
 

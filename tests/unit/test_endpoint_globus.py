@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import parse_config
-from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.staging.movers import MoveError
-from farcall_endpoint.staging.movers.globus_documents import place_of_url
-from farcall_endpoint.staging.movers.globus_journal import Item, Journal, Transfer
-from farcall_endpoint.staging.settings import GlobusSettings
+from farcall_endpoint.config.reader import parse_config
+from farcall_endpoint.files.movers import MoveError
+from farcall_endpoint.files.movers.globus_documents import place_of_url
+from farcall_endpoint.files.movers.globus_journal import Item, Journal, Transfer
+from farcall_endpoint.files.settings import GlobusSettings
+from farcall_endpoint.services.directory import EndpointDirectory
 
 UUID = "6c54cade-bde5-45c1-bdea-f4bd71dba2cc"
 

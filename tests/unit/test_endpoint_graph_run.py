@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_INPUTS, MAX_READS, Graph, Input, Stage, problem_of
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.contracts.manager_worker import InputOrder
 from farcall_endpoint.graphs.run import Call, GraphRun
 from farcall_endpoint.graphs.values import GraphSettings, Memory
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.worker.channel import InputOrder
+from farcall_endpoint.host.shared_memory import bytes_of
 
 Value = str | list["Value"]
 

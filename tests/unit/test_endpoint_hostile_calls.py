@@ -10,12 +10,12 @@ import pytest
 from farcall_common.graphs import COLLECT, Graph, Input, Stage
 from farcall_common.limits import MAX_PAYLOAD_BYTES, MIB
 from farcall_common.task_options import Callee, TaskOptions
+from farcall_endpoint.contracts.agent_manager import CancelTasks, ReadOutput, TaskOrder, WantedOutput
+from farcall_endpoint.contracts.manager_worker import Begun, Call, Calls, Done, DropCalls, Packet, Ready, Synced, Waits
+from farcall_endpoint.contracts.output import Printed
 from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.manager.events import Callees, Job, MalformedReceived, PacketsReceived, TasksReceived
-from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, ReadOutput, TaskOrder, WantedOutput
-from farcall_endpoint.shared_memory import Body, FrameList, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Begun, Call, Calls, Done, DropCalls, Packet, Ready, Synced, Waits
+from farcall_endpoint.host.shared_memory import Body, FrameList, MemoryFile, SharedBytes
+from farcall_endpoint.manager.core.events import Callees, Job, MalformedReceived, PacketsReceived, TasksReceived
 from tests.support.manager import Rig, ready
 
 _ERROR: dict[str, Any] = {"code": "X", "message": "m"}

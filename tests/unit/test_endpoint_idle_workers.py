@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from farcall_endpoint.manager import processes
-from farcall_endpoint.manager.processes import IDLE_LIMIT_S, Leftovers, ShareLimit
+from farcall_endpoint.manager.shell import processes
+from farcall_endpoint.manager.shell.processes import IDLE_LIMIT_S, Leftovers, ShareLimit
 
 
 class Worker:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farcall_common import graphs
 from farcall_common.errors import DeserializationError
-from farcall_endpoint.worker.channel import MOST_ELEMENTS, CallOrder, InputOrder
+from farcall_endpoint.contracts.manager_worker import MOST_ELEMENTS, CallOrder, InputOrder
 from farcall_endpoint.worker.inputs import Inputs, bound, collected, place_of
 from farcall_endpoint.worker.values import elements_of
 

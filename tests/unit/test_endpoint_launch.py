@@ -10,16 +10,18 @@ import pytest
 
 from farcall_common.environments import TYPES
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.agent.launch import (
+from farcall_endpoint.agent.shell.launch import (
     capabilities,
     check_default_environment,
     offered_containers,
     readable_files,
 )
-from farcall_endpoint.agent.memory_root import MemoryRoot
-from farcall_endpoint.config import Config, EngineConfig, EnvironmentsConfig, SlurmProviderConfig
+from farcall_endpoint.agent.shell.memory_root import MemoryRoot
+from farcall_endpoint.config.environments import EnvironmentsConfig
 from farcall_endpoint.config.files import FilesConfig
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.config.providers import SlurmProviderConfig
+from farcall_endpoint.config.schema import Config, EngineConfig
+from farcall_endpoint.services.directory import EndpointDirectory
 
 
 @pytest.fixture

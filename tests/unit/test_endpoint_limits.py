@@ -16,15 +16,15 @@ import pytest
 
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.fleet import NO_LIMITS
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.isolation import bubblewrap
-from farcall_endpoint.manager.limits import OWN_BYTES, TaskUse, breach, is_limited, start_bytes
-from farcall_endpoint.manager.processes import MeasuredTask, Measuring, ShareLimit, output_bytes
-from farcall_endpoint.memory_files import Mounts, held
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Limits, TaskOrder
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.scheduling import round_robin
+from farcall_endpoint.agent.shell.fleet import NO_LIMITS
+from farcall_endpoint.contracts.agent_manager import Limits, TaskOrder
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.host.isolation import bubblewrap
+from farcall_endpoint.host.memory_files import Mounts, held
+from farcall_endpoint.manager.core.limits import OWN_BYTES, TaskUse, breach, is_limited, start_bytes
+from farcall_endpoint.manager.shell.processes import MeasuredTask, Measuring, ShareLimit, output_bytes
 from tests.support.agent import CoreDriver
 from tests.support.endpoint.measuring import use_of
 from tests.support.ordinary_user import as_ordinary_user
@@ -233,8 +233,8 @@ def test_files_in_memory_decide_at_the_second_measurement() -> None:
 
 BUBBLEWRAP = """
 import subprocess, sys
-from farcall_endpoint.isolation.bubblewrap import prefix
-from farcall_endpoint.manager.processes import MeasuredTask, measure
+from farcall_endpoint.host.isolation.bubblewrap import prefix
+from farcall_endpoint.manager.shell.processes import MeasuredTask, measure
 
 program = "open('/tmp/x', 'wb').write(b'x' * (64 * 2**20)); open('/dev/shm/y', 'wb').write(b'x' * (8 * 2**20)); " \
     "print(flush=True); import sys; sys.stdin.read()"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from farcall_endpoint.liveness import LivenessTimer
+from farcall_endpoint.contracts.liveness import LivenessTimer
 
 
 def test_a_peer_is_lost_after_the_limit() -> None:

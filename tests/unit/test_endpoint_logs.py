@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.logs import LogFormat, RepeatedLines, manager_log_file, set_up_logging, tail
+from farcall_endpoint.host.logs import LogFormat, RepeatedLines, manager_log_file, set_up_logging, tail
 
 
 @pytest.fixture(autouse=True)

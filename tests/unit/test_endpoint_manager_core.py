@@ -13,10 +13,24 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.limits import MAX_PAYLOAD_BYTES
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager import orders
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Leave, Pass, ReadStreams, Recall, Report, Send
-from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.events import (
+from farcall_endpoint.config.settings import QosSettings
+from farcall_endpoint.contracts.agent_manager import (
+    CancelTasks,
+    Ending,
+    ReadOutput,
+    ResultsTaken,
+    ReturnTasks,
+    Stop,
+    TaskOrder,
+    WantedOutput,
+)
+from farcall_endpoint.contracts.manager_worker import Begun, Done, Synced
+from farcall_endpoint.contracts.output import Printed
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.host.shared_memory import bytes_of
+from farcall_endpoint.manager.core import orders
+from farcall_endpoint.manager.core.actions import Action, Kill, Launch, Leave, Pass, ReadStreams, Recall, Report, Send
+from farcall_endpoint.manager.core.events import (
     AgentLost,
     Event,
     Instant,
@@ -28,26 +42,12 @@ from farcall_endpoint.manager.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.interruption import STARTED_AFTER_S
-from farcall_endpoint.manager.latency_tasks import LatencyTasks
-from farcall_endpoint.manager.task_queue import TaskQueue
-from farcall_endpoint.manager.workers import TURN_S, Pair
-from farcall_endpoint.output import Printed
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import (
-    CancelTasks,
-    Ending,
-    ReadOutput,
-    ResultsTaken,
-    ReturnTasks,
-    Stop,
-    TaskOrder,
-    WantedOutput,
-)
+from farcall_endpoint.manager.core.interruption import STARTED_AFTER_S
+from farcall_endpoint.manager.core.latency import LatencyTasks
+from farcall_endpoint.manager.core.manager import ManagerCore
+from farcall_endpoint.manager.core.task_queue import TaskQueue
+from farcall_endpoint.manager.core.workers import TURN_S, Pair
 from farcall_endpoint.qos.controller import Controller
-from farcall_endpoint.qos.settings import QosSettings
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.worker.channel import Begun, Done, Synced
 from tests.support.manager import Rig, done, ready, started
 
 

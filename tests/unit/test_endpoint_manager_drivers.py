@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.manager.actions import Action, Answer
-from farcall_endpoint.manager.events import Event, Job, PacketsReceived, TasksReceived
-from farcall_endpoint.manager.workers import TURN_S
-from farcall_endpoint.protocol import TaskOrder
-from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, Packet, Synced, Waits
+from farcall_endpoint.contracts.agent_manager import TaskOrder
+from farcall_endpoint.contracts.manager_worker import Call, CallEnded, Calls, Done, Packet, Synced, Waits
+from farcall_endpoint.host.shared_memory import Frame
+from farcall_endpoint.manager.core.actions import Action, Answer
+from farcall_endpoint.manager.core.events import Event, Job, PacketsReceived, TasksReceived
+from farcall_endpoint.manager.core.workers import TURN_S
 from tests.support.manager import Rig, ready
 
 START_S = 0.25

@@ -18,10 +18,12 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
-from farcall_endpoint.manager.actions import Action, Kill, Launch, Prepare, Release, Send
-from farcall_endpoint.manager.environment_states import EnvironmentState
-from farcall_endpoint.manager.events import (
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.agent_manager import CancelTasks, EnvironmentStatus, Prewarm, Stop, TaskOrder
+from farcall_endpoint.contracts.manager_worker import Done
+from farcall_endpoint.manager.core.actions import Action, Kill, Launch, Prepare, Release, Send
+from farcall_endpoint.manager.core.environment_states import EnvironmentState
+from farcall_endpoint.manager.core.events import (
     EnvironmentFailed,
     EnvironmentGone,
     EnvironmentProgress,
@@ -34,10 +36,8 @@ from farcall_endpoint.manager.events import (
     TasksReceived,
     WorkerDied,
 )
-from farcall_endpoint.manager.warm_pool import WarmPool, WarmPoolSettings
-from farcall_endpoint.manager.workers import TURN_S, Pair, Worker
-from farcall_endpoint.protocol import CancelTasks, EnvironmentStatus, Prewarm, Stop, TaskOrder
-from farcall_endpoint.worker.channel import Done
+from farcall_endpoint.manager.core.warm_pool import WarmPool, WarmPoolSettings
+from farcall_endpoint.manager.core.workers import TURN_S, Pair, Worker
 from tests.support.manager import Rig, ready
 
 A, B, C = (Environment.of({"type": "venv", "location": f"/{name}", "name": name}) for name in "abc")

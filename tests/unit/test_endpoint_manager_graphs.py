@@ -13,11 +13,23 @@ from farcall_common.errors import DeserializationError, ErrorRecord, Fault
 from farcall_common.graphs import COLLECT, MAX_STATES, Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.contracts.agent_manager import (
+    CancelTasks,
+    Finished,
+    Limits,
+    ReadOutput,
+    Stop,
+    TaskOrder,
+    WantedOutput,
+)
+from farcall_endpoint.contracts.manager_worker import Done, InputOrder, Order
+from farcall_endpoint.contracts.output import Printed, Stream
 from farcall_endpoint.graphs.run import GraphRun
 from farcall_endpoint.graphs.tails import OutputTails, joined
 from farcall_endpoint.graphs.values import GraphSettings, Memory
-from farcall_endpoint.manager.actions import Action, ReadStreams, Send
-from farcall_endpoint.manager.events import (
+from farcall_endpoint.host.shared_memory import MemoryFile, SharedBytes
+from farcall_endpoint.manager.core.actions import Action, ReadStreams, Send
+from farcall_endpoint.manager.core.events import (
     AgentLost,
     Callees,
     Instant,
@@ -27,11 +39,7 @@ from farcall_endpoint.manager.events import (
     TasksReceived,
     WorkerDied,
 )
-from farcall_endpoint.manager.graphs import RunningGraph, environments_of, opened
-from farcall_endpoint.output import Printed, Stream
-from farcall_endpoint.protocol import CancelTasks, Finished, Limits, ReadOutput, Stop, TaskOrder, WantedOutput
-from farcall_endpoint.shared_memory import MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import Done, InputOrder, Order
+from farcall_endpoint.manager.core.graphs import RunningGraph, environments_of, opened
 from tests.support.manager import Rig, ready
 
 CHAIN = (Stage(0, "load"), Stage(1, "resize", (Input(0, (0,)),)))

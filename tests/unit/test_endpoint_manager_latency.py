@@ -8,11 +8,11 @@ import pytest
 
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.actions import Action, Adopt, Launch, ShareCpus, Warn
-from farcall_endpoint.manager.events import CpusMeasured, Job, TasksReceived
-from farcall_endpoint.protocol import CancelTasks, CpuSharesStatus, OrderTarget, TaskOrder
+from farcall_endpoint.config.settings import QosSettings
+from farcall_endpoint.contracts.agent_manager import CancelTasks, CpuSharesStatus, OrderTarget, TaskOrder
+from farcall_endpoint.manager.core.actions import Action, Adopt, Launch, ShareCpus, Warn
+from farcall_endpoint.manager.core.events import CpusMeasured, Job, TasksReceived
 from farcall_endpoint.qos.controller import BATCH
-from farcall_endpoint.qos.settings import QosSettings
 from tests.support.manager import Rig, done, ready
 
 TARGET = OrderTarget("f", 1.0, 95.0)

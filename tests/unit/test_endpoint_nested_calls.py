@@ -16,16 +16,23 @@ from farcall_common.environments import Environment
 from farcall_common.graphs import COLLECT, Graph, Input, Stage
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
+from farcall_endpoint.contracts.agent_manager import CancelTasks, Stop, TaskOrder
+from farcall_endpoint.contracts.manager_worker import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
+from farcall_endpoint.contracts.output import Printed
 from farcall_endpoint.graphs.values import GraphSettings, Memory
-from farcall_endpoint.manager.actions import Action, Answer, Kill, Send
-from farcall_endpoint.manager.events import Callees, Job, MalformedReceived, PacketsReceived, TasksReceived, WorkerDied
-from farcall_endpoint.manager.graphs import callees_of
-from farcall_endpoint.manager.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
-from farcall_endpoint.manager.service import Manager
-from farcall_endpoint.output import Printed
-from farcall_endpoint.protocol import CancelTasks, Stop, TaskOrder
-from farcall_endpoint.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of
-from farcall_endpoint.worker.channel import Call, CallEnded, Calls, Done, DropCalls, Packet, Waits
+from farcall_endpoint.host.shared_memory import Frame, MemoryFile, SharedBytes, bytes_of
+from farcall_endpoint.manager.core.actions import Action, Answer, Kill, Send
+from farcall_endpoint.manager.core.events import (
+    Callees,
+    Job,
+    MalformedReceived,
+    PacketsReceived,
+    TasksReceived,
+    WorkerDied,
+)
+from farcall_endpoint.manager.core.graphs import callees_of
+from farcall_endpoint.manager.core.nested_calls import MOST_DEPTH, MOST_OPEN, kept_answer, options_of
+from farcall_endpoint.manager.shell.service import Manager
 from tests.support.manager import Rig, ready
 
 BODY = b"body"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.manager.node import discover_node, has_amd_accelerators, visible_accelerators
-from farcall_endpoint.manager.slots import Node
+from farcall_endpoint.host.node import discover_node, has_amd_accelerators, visible_accelerators
+from farcall_endpoint.host.slots import Node
 
 GB = 2**30
 V2_MOUNT = "30 23 0:26 {mounted} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

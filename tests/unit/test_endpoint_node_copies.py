@@ -16,20 +16,27 @@ from farcall_common.environments import Environment
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, ManagerLoad
-from farcall_endpoint.agent.managers import Managers
-from farcall_endpoint.agent.node_copies import contents_of
-from farcall_endpoint.agent.replicas import ENDPOINT, CopyOrder
-from farcall_endpoint.agent.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, bin_packing, round_robin
-from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.agent.warming import WarmingAwarePolicy
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import FileContent, FilesReported, Finished, NodeFile, Progress, WaitingForFiles
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import Staging
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.loads import EnvironmentDemand, EnvironmentLoad, ManagerLoad
+from farcall_endpoint.agent.core.managers import Managers
+from farcall_endpoint.agent.core.node_copies import contents_of
+from farcall_endpoint.agent.core.replicas import ENDPOINT, CopyOrder
+from farcall_endpoint.agent.core.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, bin_packing, round_robin
+from farcall_endpoint.agent.core.tasks import Stage, Task
+from farcall_endpoint.agent.core.warming import WarmingAwarePolicy
+from farcall_endpoint.contracts.agent_manager import (
+    FileContent,
+    FilesReported,
+    Finished,
+    NodeFile,
+    Progress,
+    WaitingForFiles,
+)
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.plan import Staging
 from tests.support.agent import CoreDriver, Turn
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, spec
 

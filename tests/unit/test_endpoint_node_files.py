@@ -8,9 +8,7 @@ import pytest
 
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.manager.actions import Action, Copy, Link, RemoveCopies, Send, Unlink, Warn
-from farcall_endpoint.manager.events import CopyEnded, Event, Job, Linked, TasksReceived, WorkerDied
-from farcall_endpoint.protocol import (
+from farcall_endpoint.contracts.agent_manager import (
     CancelTasks,
     CopyFiles,
     FileContent,
@@ -21,6 +19,8 @@ from farcall_endpoint.protocol import (
     TaskOrder,
     WaitingForFiles,
 )
+from farcall_endpoint.manager.core.actions import Action, Copy, Link, RemoveCopies, Send, Unlink, Warn
+from farcall_endpoint.manager.core.events import CopyEnded, Event, Job, Linked, TasksReceived, WorkerDied
 from tests.support.manager import Rig, done
 
 MB = 10**6

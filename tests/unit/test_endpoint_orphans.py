@@ -12,7 +12,7 @@ from tests.waiting import WAIT_S
 
 ADOPTS = """
 import os, signal, subprocess, time
-from farcall_endpoint.manager.processes import Orphans
+from farcall_endpoint.manager.shell.processes import Orphans
 
 orphans = Orphans()
 known = subprocess.Popen(["sleep", "1000"])
@@ -39,7 +39,7 @@ print("done")
 
 HAS_CHILDREN = """
 import logging, subprocess
-from farcall_endpoint.manager.processes import Orphans
+from farcall_endpoint.manager.shell.processes import Orphans
 
 logging.basicConfig(format="%(message)s")
 earlier = subprocess.Popen(["sleep", "1000"])
@@ -75,7 +75,7 @@ from pathlib import Path
 import pytest
 import time
 from pathlib import Path
-from farcall_endpoint.manager.processes import Orphans
+from farcall_endpoint.manager.shell.processes import Orphans
 
 orphans = Orphans()
 if os.fork() == 0:

@@ -12,12 +12,11 @@ import pytest
 from farcall_common.sealing import Answer, open_answer
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import OutputRequest, OutputText, OutputWanted, TaskOutput, TaskState
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent.output import OutputAnswers, piece
-from farcall_endpoint.agent.output_store import RETENTION_S, KeptOutput, OutputStore
-from farcall_endpoint.agent.tasks import Kept, Stage, Task, TaskResult
-from farcall_endpoint.output import NOTHING, Printed, Stream
-from farcall_endpoint.protocol import (
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core.tasks import Kept, Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.output import OutputAnswers, piece
+from farcall_endpoint.agent.shell.output_store import RETENTION_S, KeptOutput, OutputStore
+from farcall_endpoint.contracts.agent_manager import (
     Died,
     Finished,
     Limits,
@@ -27,6 +26,7 @@ from farcall_endpoint.protocol import (
     RunningOutput,
     WantedOutput,
 )
+from farcall_endpoint.contracts.output import NOTHING, Printed, Stream
 from farcall_endpoint.worker.capture import read_end, read_from
 from tests.unit.test_endpoint_agent_core import connected, send, spec
 

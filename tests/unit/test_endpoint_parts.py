@@ -34,19 +34,17 @@ from farcall_common.errors import (
 )
 from farcall_common.http_errors import REQUEST_ID
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
-from farcall_endpoint.agent.relay import TransferFailed
-from farcall_endpoint.agent.reports import messages_of
-from farcall_endpoint.agent.scheduling import ChoicePolicy, SchedulingPolicy, round_robin
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
-from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.cloud import Cloud
-from farcall_endpoint.config import Config, write_config
-from farcall_endpoint.directory import AgentProcess, EndpointDirectory, list_endpoints
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.worker.channel import (
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core.loads import Lifetime, ManagerLoad
+from farcall_endpoint.agent.core.relay import TransferFailed
+from farcall_endpoint.agent.core.reports import messages_of
+from farcall_endpoint.agent.core.scheduling import ChoicePolicy, SchedulingPolicy, round_robin
+from farcall_endpoint.agent.core.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.agent.shell.transfers import Transfers
+from farcall_endpoint.config.schema import Config
+from farcall_endpoint.config.template import write_config
+from farcall_endpoint.contracts.manager_worker import (
     MALFORMED,
     CallEnded,
     Channel,
@@ -60,6 +58,9 @@ from farcall_endpoint.worker.channel import (
     Sync,
     channel_pair,
 )
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.services.cloud import Cloud
+from farcall_endpoint.services.directory import AgentProcess, EndpointDirectory, list_endpoints
 
 # -- scheduling --------------------------------------------------------------------------------------------------------
 
@@ -173,8 +174,8 @@ def test_only_one_agent_runs_per_directory(directory: EndpointDirectory) -> None
 def test_agent_is_found_after_its_files_were_removed(directory: EndpointDirectory, removed: list[str]) -> None:
     code = f"""
         import pathlib
-        from farcall_endpoint.agent.spool import Spool
-        from farcall_endpoint.directory import EndpointDirectory
+        from farcall_endpoint.agent.shell.spool import Spool
+        from farcall_endpoint.services.directory import EndpointDirectory
         directory = EndpointDirectory(pathlib.Path({str(directory.path)!r}))
         with directory.lock():
             spool = Spool(directory.spool_file)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.pipe import Pipe, pipe_pair
-from farcall_endpoint.shared_memory import SharedBytes, bytes_of
+from farcall_endpoint.host.pipe import Pipe, pipe_pair
+from farcall_endpoint.host.shared_memory import SharedBytes, bytes_of
 
 Pair = tuple[Pipe, Pipe]
 
@@ -49,7 +49,7 @@ def test_frames_arrive_as_they_were_sent(sizes: list[int]) -> None:
 
 
 def test_large_frames_are_in_files_within_the_limit(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farcall_endpoint.pipe.most_file_bytes", lambda: 65_536)
+    monkeypatch.setattr("farcall_endpoint.host.pipe.most_file_bytes", lambda: 65_536)
     here, there = pair
     frames = [bytes([index]) * (30_000 if index % 3 else 100) for index in range(20)]
     here.send(frames)

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.preload import PreloadStore, Statistics, chosen, excluded, learned, measured
-from farcall_endpoint.environments.templates import template_key, variables_of_template
+from farcall_endpoint.environments.templates.preload import (
+    PreloadStore,
+    Statistics,
+    chosen,
+    excluded,
+    learned,
+    measured,
+)
+from farcall_endpoint.environments.templates.templates import template_key, variables_of_template
 from farcall_endpoint.worker.fork_hazards import FORBIDDEN, is_forbidden
 
 _MIB = 2**20

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from farcall_common.environments import Environment
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint import daemon
-from farcall_endpoint.agent.managers import Managers
-from farcall_endpoint.agent.prewarm import Change, Prewarming, spread
-from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.protocol import EnvironmentStatus, PrewarmRequest
+from farcall_endpoint.agent.core.managers import Managers
+from farcall_endpoint.agent.core.prewarm import Change, Prewarming, spread
+from farcall_endpoint.contracts.agent_manager import EnvironmentStatus, PrewarmRequest
+from farcall_endpoint.services import daemon
+from farcall_endpoint.services.directory import EndpointDirectory
 
 SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")
 WORKS = {"apptainer": ""}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, process_limits
+from farcall_endpoint.host.isolation import bubblewrap, process_limits
 from tests.support.ordinary_user import as_ordinary_user
 
 FORKING = """

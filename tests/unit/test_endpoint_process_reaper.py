@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator
 import psutil
 import pytest
 
-from farcall_endpoint import process_reaper
-from farcall_endpoint.isolation import landlock
-from farcall_endpoint.isolation.confinement import SUPERVISED
-from farcall_endpoint.manager.processes import MeasuredTask
-from farcall_endpoint.process_reaper import Process, descendants, read_process
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.isolation import landlock
+from farcall_endpoint.host.isolation.confinement import SUPERVISED
+from farcall_endpoint.host.process_reaper import Process, descendants, read_process
+from farcall_endpoint.manager.shell.processes import MeasuredTask
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.support.endpoint.measuring import use_of
 from tests.waiting import WAIT_S, wait_until
@@ -247,7 +247,7 @@ def test_guard_that_does_not_end_is_ended() -> None:
 
 REAPS = """
 import os
-from farcall_endpoint.process_reaper import ZombieReaper
+from farcall_endpoint.host.process_reaper import ZombieReaper
 
 zombies = ZombieReaper()
 zombies.reap(now=0.0)  # no children

@@ -21,14 +21,14 @@ from farcall_common.running import RunningTask
 from farcall_common.sealing import Answer, open_answer
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.running_graphs import MOST_PROGRESS, MOST_REPORTED
-from farcall_endpoint.agent.sealing import seal_result
-from farcall_endpoint.agent.tasks import OpenedCall, Task
-from farcall_endpoint.manager.events import Job, PacketsReceived, TasksReceived, WorkerDied
-from farcall_endpoint.protocol import Died, Finished, Progress, ReportedProgress, TaskOrder
-from farcall_endpoint.status import lines
-from farcall_endpoint.worker.channel import Channel, Order, Progressed, channel_pair
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.running_graphs import MOST_PROGRESS, MOST_REPORTED
+from farcall_endpoint.agent.core.tasks import OpenedCall, Task
+from farcall_endpoint.agent.shell.sealing import seal_result
+from farcall_endpoint.app.status import lines
+from farcall_endpoint.contracts.agent_manager import Died, Finished, Progress, ReportedProgress, TaskOrder
+from farcall_endpoint.contracts.manager_worker import Channel, Order, Progressed, channel_pair
+from farcall_endpoint.manager.core.events import Job, PacketsReceived, TasksReceived, WorkerDied
 from farcall_endpoint.worker.current_task import MOST_PACKETS, CurrentTask
 from tests.support.agent import CoreDriver, Turn
 from tests.support.manager import Rig, done

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from farcall_endpoint.staging.movers.ranges import RANGE_BYTES, Helpers, RangeReader
+from farcall_endpoint.files.movers.ranges import RANGE_BYTES, Helpers, RangeReader
 from tests.waiting import WAIT_S, wait_until
 
 SIZE_BYTES = 5 * RANGE_BYTES + 3

@@ -13,12 +13,12 @@ import pytest
 from farcall_common import wire
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import BlobLocation, BlobPiece, BlobPull, BlobPush, BlobTaken, Message
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.blobs import Blobs, BlobsMode
-from farcall_endpoint.agent.relay import Relay, TransferFailed
-from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
-from farcall_endpoint.agent.transfers import Transfers
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.relay import Relay, TransferFailed
+from farcall_endpoint.agent.core.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.blobs import Blobs, BlobsMode
+from farcall_endpoint.agent.shell.transfers import Transfers
+from farcall_endpoint.host.shared_memory import Frame
 
 PIECE = 1000
 DATA = bytes(range(256)) * 10

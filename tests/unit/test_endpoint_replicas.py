@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farcall_endpoint.agent.replicas import ENDPOINT, MOST_READERS, MOST_READS, CopyOrder, Replicas
-from farcall_endpoint.protocol import FileContent
+from farcall_endpoint.agent.core.replicas import ENDPOINT, MOST_READERS, MOST_READS, CopyOrder, Replicas
+from farcall_endpoint.contracts.agent_manager import FileContent
 
 A, B = FileContent("", "a" * 64, 100), FileContent("", "b" * 64, 100)
 

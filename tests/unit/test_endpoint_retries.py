@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from farcall_common import wire
 from farcall_common.event_log import UserBytes
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.agent.sealing import seal_result
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import OpenedCall, Stage, Task
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Died, Finished, Progress, Started
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.scheduling import round_robin
+from farcall_endpoint.agent.core.tasks import OpenedCall, Stage, Task
+from farcall_endpoint.agent.shell.sealing import seal_result
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.contracts.agent_manager import Died, Finished, Progress, Started
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from tests.support.agent import CoreDriver, Turn
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, connected, finish, ids, make_core, send, spec
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import (
+from farcall_endpoint.config.providers import (
     BatchProviderConfig,
     CondorProviderConfig,
     GridEngineProviderConfig,

@@ -8,13 +8,13 @@ import pytest
 from farcall_common.errors import ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.loads import Lifetime, ManagerLoad
-from farcall_endpoint.agent.managers import TaskQueue
-from farcall_endpoint.agent.scheduling import round_robin
-from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import Progress
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.loads import Lifetime, ManagerLoad
+from farcall_endpoint.agent.core.managers import TaskQueue
+from farcall_endpoint.agent.core.scheduling import round_robin
+from farcall_endpoint.agent.core.tasks import Stage, Task
+from farcall_endpoint.contracts.agent_manager import Progress
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from tests.support.agent import CoreDriver, Turn
 
 HASH = "f" * 64

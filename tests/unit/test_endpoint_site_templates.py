@@ -9,10 +9,12 @@ import pytest
 
 from farcall_common.environments import TYPES, UV
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import SiteTemplate, SlurmProviderConfig, find_template, list_templates, parse_config
+from farcall_endpoint.config.providers import SlurmProviderConfig
+from farcall_endpoint.config.reader import parse_config
+from farcall_endpoint.config.site_template import SiteTemplate, find_template, list_templates
 from farcall_endpoint.environments.launcher import mounts_of
-from farcall_endpoint.environments.runner import Start
-from farcall_endpoint.environments.runners import RUNNERS
+from farcall_endpoint.environments.runners.base import Start
+from farcall_endpoint.environments.runners.registry import RUNNERS
 
 DOCS = Path(__file__).parents[2] / "docs" / "endpoint" / "sites"
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.manager.limits import limited
-from farcall_endpoint.manager.slots import Affinity, Node, Sharing, Slot, extra_workers, partition
-from farcall_endpoint.manager.worker_process import worker_environment
-from farcall_endpoint.protocol import TaskOrder
+from farcall_endpoint.contracts.agent_manager import TaskOrder
+from farcall_endpoint.host.slots import Affinity, Node, Sharing, Slot, extra_workers, partition
+from farcall_endpoint.manager.core.limits import limited
+from farcall_endpoint.manager.shell.worker_process import worker_environment
 
 GB = 2**30
 BIG = Node(cores=tuple(range(64)), memory_bytes=256 * GB, accelerators=("0", "1", "2", "3"))

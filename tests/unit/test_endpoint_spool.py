@@ -16,10 +16,10 @@ from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.actions import WriteSpool
-from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
-from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
-from farcall_endpoint.shared_memory import Frame, bytes_of
+from farcall_endpoint.agent.core.actions import WriteSpool
+from farcall_endpoint.agent.core.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.spool import Spool, SpoolUnwritable
+from farcall_endpoint.host.shared_memory import Frame, bytes_of
 from tests.support.agent import load
 
 
@@ -374,7 +374,7 @@ def test_files_of_a_failed_turn_are_removed(tmp_path: Path, monkeypatch: pytest.
         spool.commit(WriteSpool(accepted=tasks))
         ends = WriteSpool(finished=[finish(task, b"r" * LARGE) for task in tasks])
         with monkeypatch.context() as disk:
-            disk.setattr("farcall_endpoint.agent.spool.Spool._write", full)
+            disk.setattr("farcall_endpoint.agent.shell.spool.Spool._write", full)
             with pytest.raises(SpoolUnwritable):
                 spool.commit(ends)
         assert files(path) == []

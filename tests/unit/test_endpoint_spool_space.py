@@ -14,12 +14,12 @@ from farcall_common import wire
 from farcall_common.errors import ConfigurationError
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.actions import WriteSpool
-from farcall_endpoint.agent.spool import Spool, SpoolUnwritable
-from farcall_endpoint.agent.spool_space import SpoolSpace
-from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
-from farcall_endpoint.protocol import Died, Finished, Progress
-from farcall_endpoint.shared_memory import bytes_of
+from farcall_endpoint.agent.core.actions import WriteSpool
+from farcall_endpoint.agent.core.spool_space import SpoolSpace
+from farcall_endpoint.agent.core.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.spool import Spool, SpoolUnwritable
+from farcall_endpoint.contracts.agent_manager import Died, Finished, Progress
+from farcall_endpoint.host.shared_memory import bytes_of
 from tests.support.agent import load
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, connected, finish, ids, send, spec
 

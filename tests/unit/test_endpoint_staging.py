@@ -14,9 +14,9 @@ from farcall_common.errors import ErrorRecord
 from farcall_common.file_arguments import place_of
 from farcall_common.staged_files import FileUse, pack_files
 from farcall_common.staging import MAX_FILES_SHOWN
-from farcall_endpoint import outcomes
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import MOST_ROWS, FileList, FilesMoved, Staging, read_files
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.plan import MOST_ROWS, FileList, FilesMoved, Staging, read_files
 
 IN, OUT = FileUse("s3://lab/raw/a"), FileUse("s3://lab/out/a", "w")
 AWAY = outcomes.file_unreachable("s3://lab/raw/a", "it is away").to_json()

@@ -13,11 +13,11 @@ from unittest.mock import MagicMock
 import pytest
 from rich.console import Console
 
-from farcall_endpoint.agent.fleet import Fleet
-from farcall_endpoint.agent.service import Agent, Clock, Rate
-from farcall_endpoint.daemon import State
-from farcall_endpoint.directory import AgentProcess
-from farcall_endpoint.status import facts_of, lines, render, show_status, status_exit_code, watch_status
+from farcall_endpoint.agent.shell.fleet import Fleet
+from farcall_endpoint.agent.shell.service import Agent, Clock, Rate
+from farcall_endpoint.app.status import facts_of, lines, render, show_status, status_exit_code, watch_status
+from farcall_endpoint.services.daemon import State
+from farcall_endpoint.services.directory import AgentProcess
 
 NOW = 1_000_000.0
 AGENT = AgentProcess(4711, NOW - 7_300, "login1")

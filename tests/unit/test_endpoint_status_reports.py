@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from farcall_common.report_limiter import BURST, LEAST_S, SUSTAINED_S, ReportLimiter
 from farcall_common.wire import EndpointReport
-from farcall_endpoint.agent.reports import StatusReports
+from farcall_endpoint.agent.core.reports import StatusReports
 
 HEARTBEAT_S = 30.0
 

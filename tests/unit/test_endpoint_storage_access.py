@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from farcall_endpoint.staging.access import normalized
-from farcall_endpoint.staging.settings import Storage
+from farcall_endpoint.files.access import normalized
+from farcall_endpoint.files.settings import Storage
 
 
 def has(storage: str, url: str) -> bool:

@@ -10,14 +10,22 @@ from farcall_common.errors import ErrorRecord, Fault
 from farcall_common.graphs import Input, Stage
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskResults, TaskState
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.reports import messages_of
-from farcall_endpoint.agent.tasks import Stage as At
-from farcall_endpoint.agent.tasks import TaskResult
-from farcall_endpoint.manager.events import Job, LimitExceeded, PacketsReceived
-from farcall_endpoint.protocol import CancelTasks, Died, Finished, GraphProgress, Progress, TaskOrder, Used
-from farcall_endpoint.worker.channel import Call, Calls, Done, DropCalls, Waits
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.reports import messages_of
+from farcall_endpoint.agent.core.tasks import Stage as At
+from farcall_endpoint.agent.core.tasks import TaskResult
+from farcall_endpoint.contracts.agent_manager import (
+    CancelTasks,
+    Died,
+    Finished,
+    GraphProgress,
+    Progress,
+    TaskOrder,
+    Used,
+)
+from farcall_endpoint.contracts.manager_worker import Call, Calls, Done, DropCalls, Waits
+from farcall_endpoint.manager.core.events import Job, LimitExceeded, PacketsReceived
 from tests.support.manager import ready
 from tests.unit.test_endpoint_agent_core import connected, send, spec
 from tests.unit.test_endpoint_calls_elsewhere import Site, graph_job

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.prefixes import PrefixRunner
-from farcall_endpoint.environments.runner import Start
-from farcall_endpoint.environments.runners import runners_of
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.uv import UvRunner, _variables
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.runners.base import Start
+from farcall_endpoint.environments.runners.prefixes import PrefixRunner
+from farcall_endpoint.environments.runners.registry import runners_of
+from farcall_endpoint.environments.runners.uv import UvRunner, _variables
 
 CACHE = Path("/cache")
 
@@ -26,7 +26,7 @@ def test_the_command_of_a_preparation() -> None:
     image = f"/cache/uv-{runner.digest(environment)}"
     assert done.image == image
     assert done.what == "uv is installing polars==1.* numpy"
-    module = "farcall_endpoint.environments.uv"
+    module = "farcall_endpoint.environments.runners.uv"
     options = ("--index", "https://mirror.example.org/simple", "--source-builds", "--confine")
     command = (sys.executable, "-P", "-m", module, image, *options, "--readable=/usr", "--readable=/opt/sw")
     assert done.commands == ((*command, "--", "polars==1.*", "numpy"),)

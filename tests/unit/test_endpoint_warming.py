@@ -22,21 +22,28 @@ from farcall_common.environments import Environment
 from farcall_common.errors import ConfigurationError, ErrorRecord
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec, TaskState
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.demand import missing_slots
-from farcall_endpoint.agent.environments import ProblemsLogged
-from farcall_endpoint.agent.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
-from farcall_endpoint.agent.nodes import image_check
-from farcall_endpoint.agent.reports import REPORT_AFTER_S
-from farcall_endpoint.agent.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, load_policy
-from farcall_endpoint.agent.spool import Spool
-from farcall_endpoint.agent.tasks import Stage, Task
-from farcall_endpoint.agent.warming import WarmingAwarePolicy
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import EnvironmentStatus, FileContent, Finished, PrewarmRequest, Progress, Started
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.demand import missing_slots
+from farcall_endpoint.agent.core.environments import ProblemsLogged
+from farcall_endpoint.agent.core.loads import EnvironmentDemand, EnvironmentLoad, Lifetime, ManagerLoad, Placed
+from farcall_endpoint.agent.core.reports import REPORT_AFTER_S
+from farcall_endpoint.agent.core.scheduling import POLICIES, OwnPolicy, SchedulingPolicy, load_policy
+from farcall_endpoint.agent.core.tasks import Stage, Task
+from farcall_endpoint.agent.core.warming import WarmingAwarePolicy
+from farcall_endpoint.agent.shell.nodes import image_check
+from farcall_endpoint.agent.shell.spool import Spool
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.contracts.agent_manager import (
+    EnvironmentStatus,
+    FileContent,
+    Finished,
+    PrewarmRequest,
+    Progress,
+    Started,
+)
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from tests.support.agent import CoreDriver, Turn
 
 SCI = Environment(type="apptainer", location="/images/sci.sif", name="sci")

@@ -8,9 +8,9 @@ from typing import Final
 import httpx
 import pytest
 
-from farcall_endpoint.staging.movers import Found
-from farcall_endpoint.staging.movers.globus_documents import found_of
-from farcall_endpoint.staging.movers.web import _found, _is_public
+from farcall_endpoint.files.movers import Found
+from farcall_endpoint.files.movers.globus_documents import found_of
+from farcall_endpoint.files.movers.web import _found, _is_public
 
 #: Blocks of https://www.iana.org/assignments/iana-ipv4-special-registry that are not globally reachable, those for
 #: which the registry says N/A, and multicast.

@@ -23,7 +23,7 @@ from farcall_common.payload import Serializer, parse_allowed
 from farcall_common.payload.native import NATIVE
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Order, Run
+from farcall_endpoint.contracts.manager_worker import Order, Run
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.manager import worker_process
-from farcall_endpoint.manager.launcher import FreshProcessLauncher
-from farcall_endpoint.manager.slots import Slot
-from farcall_endpoint.manager.worker_process import (
+from farcall_endpoint.host.slots import Slot
+from farcall_endpoint.manager.shell import worker_process
+from farcall_endpoint.manager.shell.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.shell.worker_process import (
     NextWorkerEnds,
     WorkerDirectories,
     WorkerEnds,

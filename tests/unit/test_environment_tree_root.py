@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.environments.tree_root import (
+from farcall_endpoint.host.tree_root import (
     DIRECTORY,
     FILE,
     LINK,

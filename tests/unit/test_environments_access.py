@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments import access
-from farcall_endpoint.environments.access import Place, Refused, confinement_of, locate, mounted_by_others
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare import access
+from farcall_endpoint.environments.prepare.access import Place, Refused, confinement_of, locate, mounted_by_others
 
 ANY = EnvironmentSettings()
 

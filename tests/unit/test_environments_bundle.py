@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.environments import bundle
-from farcall_endpoint.environments.bundle import Abi, make_bundle, own_abi, uv_command
-from farcall_endpoint.environments.probe import STANDARD_MODULES
+from farcall_endpoint.environments.prepare import bundle
+from farcall_endpoint.environments.prepare.bundle import Abi, make_bundle, own_abi, uv_command
+from farcall_endpoint.environments.prepare.probe import STANDARD_MODULES
 from farcall_endpoint.worker import bootstrap
 
 MOST_BYTES = 4_000_000
@@ -35,15 +35,15 @@ import farcall_endpoint.worker.template
 packages.find()
 import cloudpickle, dill, dill.source
 import farcall_common.payload.by_value
-import farcall_endpoint.isolation.confinement
-import farcall_endpoint.isolation.landlock
-import farcall_endpoint.isolation.process
+import farcall_endpoint.host.isolation.confinement
+import farcall_endpoint.host.isolation.landlock
+import farcall_endpoint.host.isolation.process
 import farcall_endpoint.worker.files
 import farcall_endpoint.worker.helper_processes
 import farcall_endpoint.worker.nested
 import farcall_endpoint.worker.node_memory
 import farcall_common.objects
-import farcall_endpoint.isolation.process_limits
+import farcall_endpoint.host.isolation.process_limits
 import farcall_endpoint.worker.places
 import farcall_common.progress
 new = sorted(set(sys.modules) - before)
@@ -138,7 +138,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     """The limit of a file's size stands for the disk."""
     program = (
         "import resource, signal, sys; from pathlib import Path\n"
-        "from farcall_endpoint.environments.bundle import make_bundle, own_abi\n"
+        "from farcall_endpoint.environments.prepare.bundle import make_bundle, own_abi\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         "try: make_bundle(own_abi(), Path(sys.argv[1]), run=print)\n"
         "except OSError as error: print(error)\n"
@@ -189,7 +189,7 @@ import runpy, sys
 sys.argv[1:] = []
 names = runpy.run_path(sys.path_of_bundle + "/bootstrap.py")
 packages = names["Packages"](sys.path_of_bundle + "/lib")
-from farcall_endpoint.worker.channel import Order
+from farcall_endpoint.contracts.manager_worker import Order
 packages.find()
 import dill, msgspec, typing_extensions, farcall_common.more, farcall_common.errors
 print(msgspec.WHOSE, typing_extensions.WHOSE, farcall_common.more.WHOSE, hasattr(dill, "WHOSE"))

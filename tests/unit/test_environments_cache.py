@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from farcall_endpoint.environments.cache import Cache
-from farcall_endpoint.environments.commands import CommandError, Commands
-from farcall_endpoint.process_reaper import read_process
+from farcall_endpoint.environments.prepare.commands import CommandError, Commands
+from farcall_endpoint.host.process_reaper import read_process
 from tests.waiting import wait_until
 
 

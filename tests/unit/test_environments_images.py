@@ -10,10 +10,10 @@ from typing import Final
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments.apptainer import ApptainerRunner
-from farcall_endpoint.environments.oci import OciRunner
-from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.shifter import ShifterRunner
+from farcall_endpoint.environments.runners.apptainer import ApptainerRunner
+from farcall_endpoint.environments.runners.base import Mount, Runner, Start
+from farcall_endpoint.environments.runners.oci import OciRunner
+from farcall_endpoint.environments.runners.shifter import ShifterRunner
 
 _START: Final = Start(
     image="IMAGE",

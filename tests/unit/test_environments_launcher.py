@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from farcall_endpoint.config.settings import EnvironmentSettings
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.launcher import first_variables, key_of_template, mounts_of
-from farcall_endpoint.environments.runner import Mount
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.technologies import technologies
-from farcall_endpoint.isolation.environment import for_image
-from farcall_endpoint.manager.environment_workers import renumbered
+from farcall_endpoint.environments.prepare.technologies import technologies
+from farcall_endpoint.environments.runners.base import Mount
+from farcall_endpoint.host.isolation.environment import for_image
+from farcall_endpoint.manager.shell.environment_workers import renumbered
 from farcall_endpoint.worker.boot import SECRET, Boot, Descriptors, connect, listen
 
 

@@ -12,16 +12,16 @@ import msgspec
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint.environments import preparation_process
-from farcall_endpoint.environments import runner as runners
-from farcall_endpoint.environments.commands import CommandError
-from farcall_endpoint.environments.image_preparation import (
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare import preparation_process
+from farcall_endpoint.environments.prepare.commands import CommandError
+from farcall_endpoint.environments.prepare.image_preparation import (
     Preparation,
     PreparationError,
     failure,
     working_runner,
 )
-from farcall_endpoint.environments.preparation import (
+from farcall_endpoint.environments.prepare.preparation import (
     Ended,
     Failed,
     Order,
@@ -31,10 +31,10 @@ from farcall_endpoint.environments.preparation import (
     Progressed,
     Started,
 )
-from farcall_endpoint.environments.runner import Start
-from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.isolation import bubblewrap
+from farcall_endpoint.environments.runners import base as runners
+from farcall_endpoint.environments.runners.base import Start
+from farcall_endpoint.environments.runners.registry import RUNNERS
+from farcall_endpoint.host.isolation import bubblewrap
 
 
 def run(directory: Path, orders: Sequence[Order]) -> None:

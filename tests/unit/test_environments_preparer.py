@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from farcall_common.environments import Environment
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments.preparation import (
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare.preparation import (
     Failed,
     Located,
     PreparationReport,
@@ -21,8 +21,8 @@ from farcall_endpoint.environments.preparation import (
     Progressed,
     Release,
 )
-from farcall_endpoint.environments.preparer import Preparer
-from farcall_endpoint.environments.settings import EnvironmentSettings
+from farcall_endpoint.environments.prepare.preparer import Preparer
+from farcall_endpoint.host import process_reaper
 from tests.waiting import WAIT_S
 
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from farcall_endpoint.environments import probe
-from farcall_endpoint.environments.bundle import own_abi
+from farcall_endpoint.environments.prepare import probe
+from farcall_endpoint.environments.prepare.bundle import own_abi
 
 GOOD = {
     "executable": "/usr/bin/python3",

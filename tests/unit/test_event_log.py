@@ -18,18 +18,16 @@ from farcall_common.event_log import EventLog, UserBytes, read_events
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.ssh_signatures import AllowedSigners, Signer, public_blob, sign, statement
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import connection as c
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.reports import tasks_received
-from farcall_endpoint.agent.scheduling import ChoicePolicy
-from farcall_endpoint.agent.signatures import SignatureCheck
-from farcall_endpoint.agent.tasks import SpooledTask, StoredResult, Task
-from farcall_endpoint.output import Printed
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.protocol import (
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import connection as c
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.reports import tasks_received
+from farcall_endpoint.agent.core.scheduling import ChoicePolicy
+from farcall_endpoint.agent.core.signatures import SignatureCheck
+from farcall_endpoint.agent.core.tasks import SpooledTask, StoredResult, Task
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.agent_manager import (
     CallEnd,
     CallNews,
     CallsTaken,
@@ -44,8 +42,10 @@ from farcall_endpoint.protocol import (
     Started,
     TaskOrder,
 )
-from farcall_endpoint.staging import orders
-from farcall_endpoint.staging.plan import FileList, Staging
+from farcall_endpoint.contracts.output import Printed
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.files import orders
+from farcall_endpoint.files.plan import FileList, Staging
 from tests.unit.test_endpoint_agent_core import BODY, FUNCTION, HASH, spec
 
 SECRET = b"the user's own bytes"

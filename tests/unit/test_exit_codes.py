@@ -34,8 +34,8 @@ from farcall_common.errors import (
     VersionUnsupported,
 )
 from farcall_common.exit_codes import BROKEN_PIPE, EXIT_CODES, Terminated, exit_code, exit_code_of
-from farcall_endpoint import cli, systemd
-from farcall_endpoint.daemon import StartFailed
+from farcall_endpoint.app import cli, systemd
+from farcall_endpoint.services.daemon import StartFailed
 from tests.unit.product import ROOT, error_classes, modules
 
 CLASSES: Final = error_classes()

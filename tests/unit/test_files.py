@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from farcall_common.files import write_private, write_whole
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.services.directory import EndpointDirectory
 from farcall_localstack.tier import Tier
 
 ROOT: Final = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ PACKAGES: Final = (
 REPLACING: Final = {
     "common/farcall_common/files.py",  # write_whole
     "common/farcall_common/store/blobs_files.py",  # a blob comes in parts, and is made durable
-    "endpoint/farcall_endpoint/staging/movers/globus.py",  # a link to a file
+    "endpoint/farcall_endpoint/files/movers/globus.py",  # a link to a file
     "endpoint/farcall_endpoint/worker/files.py",  # what a task has written, when its function has returned
     "local/farcall_local/services.py",  # moves a file away
     "localstack/farcall_localstack/assembly.py",  # an archive, made in a directory of its own

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, bubblewrap, landlock
-from farcall_endpoint.isolation.confinement import confined_command
-from farcall_endpoint.isolation.environment import SECRETS, for_runner, for_submitter
-from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.host.isolation import Isolation, NodeIsolation, best_of, bubblewrap, landlock
+from farcall_endpoint.host.isolation.confinement import confined_command
+from farcall_endpoint.host.isolation.environment import SECRETS, for_runner, for_submitter
+from farcall_endpoint.host.isolation.paths import readable_paths
 
 needs_landlock = pytest.mark.skipif(bool(landlock.missing()), reason="this kernel has no Landlock")
 needs_bubblewrap = pytest.mark.skipif(bool(bubblewrap.missing()), reason="bubblewrap does not work here")
@@ -60,7 +60,7 @@ def test_a_private_process_is_not_dumpable(is_private: bool, dumpable: str) -> N
     """The kernel hides its environment then, and refuses to trace it."""
     program = """
     import ctypes, sys
-    from farcall_endpoint.isolation.process import make_private
+    from farcall_endpoint.host.isolation.process import make_private
     if sys.argv[1] == "True":
         make_private()
     print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))
@@ -87,8 +87,8 @@ def test_paths_in_the_owners_home_are_hidden_but_for_python(tmp_path: Path) -> N
 
 CONFINED = """
 import ctypes, os, socket, subprocess, sys
-from farcall_endpoint.isolation.landlock import confine
-from farcall_endpoint.isolation.paths import readable_paths
+from farcall_endpoint.host.isolation.landlock import confine
+from farcall_endpoint.host.isolation.paths import readable_paths
 from pathlib import Path
 
 # Tests may run as root, whose capabilities open the environment of any process.

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from farcall_endpoint.protocol import OrderTarget
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT, QosSettings
+from farcall_endpoint.contracts.agent_manager import OrderTarget
 from farcall_endpoint.qos.controller import BATCH, NEEDS_CPU, NEEDS_LOOSER, NEEDS_WORKERS, Controller
-from farcall_endpoint.qos.settings import QosSettings
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 
 TARGET = OrderTarget("f", 0.1, 90.0, expected_s=0.05, weight=300.0)
 

@@ -9,7 +9,7 @@ import pytest
 
 from farcall_common.qos_report import read_report
 from farcall_common.wire import TaskState
-from farcall_endpoint.protocol import Finished, OrderTarget, Progress
+from farcall_endpoint.contracts.agent_manager import Finished, OrderTarget, Progress
 from farcall_endpoint.qos.latencies import ClassState, Ended, Latencies
 from tests.unit.test_endpoint_agent_core import FUNCTION, connected, send, spec
 

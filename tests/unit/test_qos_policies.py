@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT
 from farcall_endpoint.qos.policies import Policy, ProportionalIntegral, ShortFirst, Static, Target, Threshold
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
 from tests.support.shared_cpus import Ended, Load, run, shares
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farcall_endpoint.environments.cgroups import Cgroups
+from farcall_endpoint.host.cgroups import Cgroups
 from farcall_endpoint.qos.actuators import Actuator, NoActuator
 from farcall_endpoint.qos.autogroup import AutogroupShares, NiceQueue, read_autogroup
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name, try_directory

@@ -33,9 +33,9 @@ from farcall_common.sealing import (
 )
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint.agent.reports import tasks_received
-from farcall_endpoint.agent.sealing import CallOpener, seal_result
-from farcall_endpoint.agent.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.core.reports import tasks_received
+from farcall_endpoint.agent.core.tasks import Stage, Task, TaskResult
+from farcall_endpoint.agent.shell.sealing import CallOpener, seal_result
 from farcall_forwarder.core.untrusted import clean_details, clean_error
 
 NOW = 1_800_000_000.0

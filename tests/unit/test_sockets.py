@@ -98,7 +98,7 @@ def test_a_refused_key_is_tried_once(context: zmq.Context[zmq.Socket[bytes]], re
 #: Each module that makes a socket of ZeroMQ, with the kinds. To a forwarder leads only the DEALER of ``sockets.py``.
 MAKING: Final = {
     "common/farcall_common/sockets.py": {"DEALER"},
-    "endpoint/farcall_endpoint/transport.py": {"DEALER", "ROUTER"},  # between an agent and its managers
+    "endpoint/farcall_endpoint/host/transport.py": {"DEALER", "ROUTER"},  # between an agent and its managers
     "forwarder_fargate/farcall_forwarder/adapters/connection_limiter.py": {"PAIR"},
     "forwarder_fargate/farcall_forwarder/adapters/router.py": {"ROUTER"},
     "forwarder_fargate/farcall_forwarder/adapters/zap.py": {"ROUTER"},
@@ -120,7 +120,7 @@ def test_few_modules_create_sockets_and_one_those_to_a_forwarder() -> None:
     assert {name: names & KINDS for name, names in used.items() if names & KINDS} == MAKING
     assert {name for name, names in used.items() if names & CLIENT_OPTIONS} == {
         "common/farcall_common/sockets.py",
-        "endpoint/farcall_endpoint/transport.py",
+        "endpoint/farcall_endpoint/host/transport.py",
     }
 
 

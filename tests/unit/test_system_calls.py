@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from farcall_endpoint.isolation import supervisor
-from farcall_endpoint.isolation.seccomp import program
-from farcall_endpoint.isolation.system_calls import NEWEST, OWN, RULES, Action, Rule
+from farcall_endpoint.host.isolation import supervisor
+from farcall_endpoint.host.isolation.seccomp import program
+from farcall_endpoint.host.isolation.system_calls import NEWEST, OWN, RULES, Action, Rule
 
 SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 BEGINNING, END = "<!-- system calls: -->", "<!-- :system calls -->"

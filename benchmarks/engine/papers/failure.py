@@ -20,7 +20,7 @@ from typing import Any, Final
 import psutil
 
 from farcall_endpoint import Engine
-from farcall_endpoint.config import LocalProviderConfig
+from farcall_endpoint.config.providers import LocalProviderConfig
 
 DIES_AT_S: Final = 2.0
 REPLACED_AT_S: Final = 4.0

@@ -28,13 +28,13 @@ from farcall_common.payload.functions import FunctionTable
 from farcall_common.payload.native import NATIVE, dump_call
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskSpec
-from farcall_endpoint.config import LocalProviderConfig
+from farcall_endpoint.config.providers import LocalProviderConfig
+from farcall_endpoint.config.settings import QosSettings
 from farcall_endpoint.engine import EngineFuture
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, Submission
-from farcall_endpoint.manager.slots import Sharing
+from farcall_endpoint.host.slots import Sharing
 from farcall_endpoint.providers import LocalProvider, Provider
 from farcall_endpoint.providers.local import LocalBlock
-from farcall_endpoint.qos.settings import QosSettings
 
 SLOTS: Final = 128
 """Workers of a manager."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from farcall_common.payload.native import dump_native
 from farcall_common.wire import TaskState
-from farcall_endpoint.protocol import Finished, Progress, TaskOrder
+from farcall_endpoint.contracts.agent_manager import Finished, Progress, TaskOrder
 
 _NONE: Final = dump_native(None)
 _NEVER: Final = float("inf")

@@ -21,8 +21,8 @@ from typing import Final
 import zmq
 
 from benchmarks.engine.scale.managers import SimulatedManager
-from farcall_endpoint import protocol
-from farcall_endpoint.transport import agent_socket, receive_frames, send_frames
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.host.transport import agent_socket, receive_frames, send_frames
 
 _REPORT_PERIOD_S: Final = 1.0
 _LINGER_MS: Final = 1000
@@ -38,9 +38,9 @@ class _Member:
     wake_at: float
     sent: int = 0
 
-    def send(self, message: protocol.FromManager, bodies: Sequence[bytes] = ()) -> None:
+    def send(self, message: agent_manager.FromManager, bodies: Sequence[bytes] = ()) -> None:
         self.sent += 1
-        send_frames(self.link, protocol.encode(message, bodies, number=self.sent))
+        send_frames(self.link, agent_manager.encode(message, bodies, number=self.sent))
 
     def has_unread(self) -> bool:
         return bool(self.link.get(zmq.EVENTS) & zmq.POLLIN)  # type: ignore[operator, arg-type]
@@ -81,13 +81,13 @@ class Block:
         self._epoll.register(self._agent_pidfd, select.EPOLLIN)
         self._members: dict[int, _Member] = {}  # by descriptor of the socket
         self._alarms: list[tuple[float, int]] = []  # a heap; those that differ from a member's ``wake_at`` are stale
-        software, hostname, now = protocol.software_fingerprint(), socket.gethostname(), time.time()
+        software, hostname, now = agent_manager.software_fingerprint(), socket.gethostname(), time.time()
         for number in range(managers):
             manager_id = f"{block_id}-{number}"
             link = agent_socket(context, address=agent, manager_id=manager_id)
             next_report_at = now + _REPORT_PERIOD_S * number / managers  # spread over the period
             member = _Member(link, SimulatedManager(slots=slots, task_s=task_s), next_report_at)
-            member.send(protocol.Registered(manager_id, software, slots, os.getpid(), hostname, block_id))
+            member.send(agent_manager.Registered(manager_id, software, slots, os.getpid(), hostname, block_id))
             member.send(*member.manager.progress(now=now))
             self._members[link.fileno()] = member
             self._epoll.register(link.fileno(), select.EPOLLIN)
@@ -123,17 +123,17 @@ class Block:
                 frames = receive_frames(member.link)
             except zmq.Again:
                 return
-            message, _ = protocol.decode_from_agent(frames)
+            message, _ = agent_manager.decode_from_agent(frames)
             now = time.time()
             match message:
-                case protocol.RunTasks(tasks=tasks):
+                case agent_manager.RunTasks(tasks=tasks):
                     member.manager.run(tasks, now=now)
                     self._wake(descriptor, member, member.manager.next_end(now=now))
-                case protocol.CancelTasks(task_ids=task_ids):
+                case agent_manager.CancelTasks(task_ids=task_ids):
                     member.manager.cancel(task_ids)
                     self._wake(descriptor, member, now)
-                case protocol.Stop():
-                    member.send(protocol.Leaving("stopped by the agent"))
+                case agent_manager.Stop():
+                    member.send(agent_manager.Leaving("stopped by the agent"))
                     self._leave(descriptor)
                     return
 

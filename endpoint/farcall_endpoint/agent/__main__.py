@@ -13,12 +13,12 @@ from pathlib import Path
 
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import DONE, INTERNAL, exit_code
-from farcall_endpoint.agent.launch import run_agent
-from farcall_endpoint.config import read_config
-from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.isolation.environment import SECRETS
-from farcall_endpoint.isolation.process import make_private
-from farcall_endpoint.logs import set_up_logging
+from farcall_endpoint.agent.shell.launch import run_agent
+from farcall_endpoint.config.reader import read_config
+from farcall_endpoint.host.isolation.environment import SECRETS
+from farcall_endpoint.host.isolation.process import make_private
+from farcall_endpoint.host.logs import set_up_logging
+from farcall_endpoint.services.directory import EndpointDirectory
 
 _logger = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section
-from farcall_endpoint.sweeper import SweepSettings
-from farcall_endpoint.valkey import ValkeySettings
+from farcall_endpoint.config.settings import SweepSettings, ValkeySettings
 
 _Gigabytes = Annotated[float, msgspec.Meta(gt=0, le=1_000_000)]
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 
 from farcall_endpoint.config.section import FieldProblem, Section
-from farcall_endpoint.qos.settings import ActuatorName, Admission, PolicyName, QosSettings
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT, ActuatorName, Admission, PolicyName, QosSettings
 
 _Weight = Annotated[float, msgspec.Meta(ge=1, le=10_000)]
 

@@ -22,8 +22,8 @@ from farcall_endpoint.config.files import FilesConfig
 from farcall_endpoint.config.providers import KubernetesProviderConfig, LocalProviderConfig, ProviderConfig
 from farcall_endpoint.config.qos import QosConfig
 from farcall_endpoint.config.section import BYTES_PER_GB, FieldProblem, Section, Walltime, walltime_seconds
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.manager.slots import Sharing
+from farcall_endpoint.config.settings import EnvironmentSettings
+from farcall_endpoint.host.slots import Sharing
 
 _MAX_SECONDS: Final = 7 * 86_400
 _MAX_RETENTION_S: Final = 366 * 86_400

@@ -12,12 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import cgroups
-from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.technologies import without_forks
-from farcall_endpoint.environments.uv import index_command
-from farcall_endpoint.isolation import Isolation, best_of, bubblewrap
+from farcall_endpoint.environments.prepare.technologies import without_forks
+from farcall_endpoint.environments.runners.registry import RUNNERS
+from farcall_endpoint.environments.runners.uv import index_command
+from farcall_endpoint.host import cgroups, process_reaper
+from farcall_endpoint.host.isolation import Isolation, best_of, bubblewrap
 from farcall_endpoint.qos.actuators import choose
 from farcall_endpoint.worker import namespaces
 

@@ -15,7 +15,7 @@ from farcall_common.credentials import Credentials
 from farcall_common.errors import FarcallError
 from farcall_common.http_client import http_client
 from farcall_common.http_errors import error_from_response
-from farcall_endpoint.cloud import authorization_of
+from farcall_endpoint.services.cloud import authorization_of
 
 _TIMEOUT_S: Final = 5.0
 _ADDRESS: Final = re.compile(r"connecting to (tcp://\S+?:\d+)")

@@ -21,15 +21,17 @@ import yaml
 
 from farcall_common.credentials import Credentials, stored_values
 from farcall_common.errors import ConfigurationError, FarcallError
-from farcall_endpoint import daemon
-from farcall_endpoint.config import Config, LocalProviderConfig, check_binds, read_config
+from farcall_endpoint.config.providers import LocalProviderConfig
+from farcall_endpoint.config.reader import check_binds, read_config
+from farcall_endpoint.config.schema import Config
 from farcall_endpoint.diagnose import environments, machine, network, readable
 from farcall_endpoint.diagnose.scrub import Scrubber, is_secret_name
-from farcall_endpoint.directory import EndpointDirectory
-from farcall_endpoint.isolation.paths import SHARED_MEMORY, readable_paths
-from farcall_endpoint.logs import tail
-from farcall_endpoint.staging.settings import GlobusSettings
-from farcall_endpoint.valkey import find_program
+from farcall_endpoint.files.settings import GlobusSettings
+from farcall_endpoint.host.isolation.paths import SHARED_MEMORY, readable_paths
+from farcall_endpoint.host.logs import tail
+from farcall_endpoint.services import daemon
+from farcall_endpoint.services.directory import EndpointDirectory
+from farcall_endpoint.services.valkey import find_program
 
 _LOG_BYTES: Final = 256 * 1024
 _MAX_LOGS: Final = 12
@@ -323,7 +325,7 @@ class _Gathering:
             settings = GlobusSettings.of_config(read_config(self._directory.config_file), self._directory)
             if settings is None:
                 return {}
-            from farcall_endpoint.staging.globus_login import check  # here, because globus-sdk is an extra
+            from farcall_endpoint.files.globus_login import check  # here, because globus-sdk is an extra
 
             answer = network.Reached(*check(settings, environ=self._environ))
         except ConfigurationError as error:

@@ -32,13 +32,13 @@ from farcall_common.payload.native import NATIVE
 from farcall_common.running import in_worker
 from farcall_common.task_options import EngineOptionsDict, TaskOptions
 from farcall_common.wire import TaskSpec
-from farcall_endpoint.agent.nodes import expect_workers
-from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.agent.shell.nodes import expect_workers
+from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.config.settings import QosSettings
 from farcall_endpoint.engine.future import EngineFuture
 from farcall_endpoint.engine.graphs import pack_for_engine, pack_payload
 from farcall_endpoint.engine.loop import EngineLoop, EngineOptions, EngineStats, Submission
-from farcall_endpoint.manager.slots import Affinity, Sharing
-from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.host.slots import Affinity, Sharing
 
 if TYPE_CHECKING:
     from farcall_common.objects import Reference

@@ -39,30 +39,30 @@ from farcall_common.payload.pickler import set_path_of_workers
 from farcall_common.progress import PROGRESS, Progress, read_progress
 from farcall_common.standard_streams import open_missing_streams
 from farcall_common.wire import FunctionSpec, TaskSpec, TaskState, new_id
-from farcall_endpoint import protocol
-from farcall_endpoint.agent import actions as do
-from farcall_endpoint.agent import events as ev
-from farcall_endpoint.agent.calls import about_calls
-from farcall_endpoint.agent.core import AgentCore
-from farcall_endpoint.agent.fleet import Fleet
-from farcall_endpoint.agent.memory_root import MemoryRoot
-from farcall_endpoint.agent.nodes import make_network, plan_blocks, provider_of
-from farcall_endpoint.agent.scheduling import POLICIES
-from farcall_endpoint.agent.tasks import Task, TaskResult
-from farcall_endpoint.agent.transfers import Background, Job
-from farcall_endpoint.config import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.agent.core import actions as do
+from farcall_endpoint.agent.core import events as ev
+from farcall_endpoint.agent.core.agent import AgentCore
+from farcall_endpoint.agent.core.calls import about_calls
+from farcall_endpoint.agent.core.scheduling import POLICIES
+from farcall_endpoint.agent.core.tasks import Task, TaskResult
+from farcall_endpoint.agent.shell.fleet import Fleet
+from farcall_endpoint.agent.shell.memory_root import MemoryRoot
+from farcall_endpoint.agent.shell.nodes import make_network, plan_blocks, provider_of
+from farcall_endpoint.agent.shell.transfers import Background, Job
+from farcall_endpoint.config.providers import LocalProviderConfig, ProviderConfig
+from farcall_endpoint.config.settings import QosSettings, SweepSettings, ValkeySettings
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from farcall_endpoint.engine.future import EngineFuture
-from farcall_endpoint.manager.slots import Sharing
-from farcall_endpoint.prefetch import PrefetchPolicy
+from farcall_endpoint.files.client import TransferClient
+from farcall_endpoint.files.places import files_directory
+from farcall_endpoint.files.plan import Staging
+from farcall_endpoint.files.settings import TransferSettings
+from farcall_endpoint.host.shared_memory import Bytes
+from farcall_endpoint.host.slots import Sharing
 from farcall_endpoint.providers import Provider
-from farcall_endpoint.qos.settings import QosSettings
-from farcall_endpoint.shared_memory import Bytes
-from farcall_endpoint.staging.client import TransferClient
-from farcall_endpoint.staging.places import files_directory
-from farcall_endpoint.staging.plan import Staging
-from farcall_endpoint.staging.settings import TransferSettings
-from farcall_endpoint.sweeper import Sweeper, SweeperThread, SweepSettings
-from farcall_endpoint.valkey import ValkeyServers, ValkeySettings
+from farcall_endpoint.services.sweeper import Sweeper, SweeperThread
+from farcall_endpoint.services.valkey import ValkeyServers
 
 _logger = logging.getLogger(__name__)
 
@@ -377,7 +377,7 @@ class EngineLoop:
     def _receive_from_managers(self, fleet: Fleet, ready: Collection[object], now: float) -> None:
         for manager_id, message, bodies in fleet.receive(ready=ready, now=now):
             match message:
-                case protocol.Registered() as registered:
+                case agent_manager.Registered() as registered:
                     _logger.debug("%s, pid %d: %d slots", manager_id, registered.pid, registered.slots)
                     self._events.append(
                         ev.ManagerRegistered(
@@ -387,15 +387,15 @@ class EngineLoop:
                             latency_slots=registered.latency_workers,
                         )
                     )
-                case protocol.Progress() as progress:
+                case agent_manager.Progress() as progress:
                     results = UserBytes(cast("list[Bytes]", bodies))  # only those of calls are in files
                     self._events.append(ev.ManagerProgress(manager_id, progress, results))
                     for each in progress.progress:
                         if (future := self._open.get(each.task_id)) is not None:
                             future.progress = Progress(each.done, each.total, each.text, each.at)
-                case protocol.CallsTaken() | protocol.CallNews() | protocol.CallsDropped():
+                case agent_manager.CallsTaken() | agent_manager.CallNews() | agent_manager.CallsDropped():
                     self._events.append(about_calls(manager_id, message, bodies))
-                case protocol.ValkeyRequested(submitter=submitter):
+                case agent_manager.ValkeyRequested(submitter=submitter):
                     self._valkey.requested(manager_id, submitter)
 
     def _perform(self, fleet: Fleet, action: do.Action) -> None:

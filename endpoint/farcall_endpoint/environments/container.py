@@ -16,9 +16,9 @@ from typing import Final
 
 from farcall_common.environments import Environment
 from farcall_common.plain_text import PlainStream
-from farcall_endpoint.environments import probe
-from farcall_endpoint.environments.access import Place
-from farcall_endpoint.environments.runner import Mount
+from farcall_endpoint.environments.prepare import probe
+from farcall_endpoint.environments.prepare.access import Place
+from farcall_endpoint.environments.runners.base import Mount
 from farcall_endpoint.worker.boot import BEGUN, SECRET, Boot, Descriptors
 
 SOCKET: Final = "s"
@@ -41,9 +41,9 @@ class ContainerStart:
     :param variables: variables of the runner's own process; with a Python prefix, also of the worker until it boots.
     :param group: name of the group of workers that see the same files of the node and may be forks of one template.
     :param fork: whether the worker may be a fork of a template, and its own template may have other forks.
-    :param accelerators, amd, private_root: see :class:`~farcall_endpoint.environments.runner.Start`.
+    :param accelerators, amd, private_root: see :class:`~farcall_endpoint.environments.runners.base.Start`.
     :param locate: checks the file or directory that a submitter names on the node, at each start, or raises
-        :class:`~farcall_endpoint.environments.access.NotLocated`; None: there is nothing to check.
+        :class:`~farcall_endpoint.environments.prepare.access.NotLocated`; None: there is nothing to check.
     :param confine: returns the words before a runner's command, given further paths that the runner must read, the
         image, and the result of ``locate``.
     :param before: words before the whole command.

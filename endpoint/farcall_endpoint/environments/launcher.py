@@ -32,25 +32,25 @@ import msgspec
 
 from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_common.files import keep_latest
-from farcall_endpoint import process_reaper
-from farcall_endpoint.environments import access, bundle, preparation, probe
+from farcall_endpoint.config.settings import EnvironmentSettings, options_for
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
-from farcall_endpoint.environments.preload import PreloadStore, statistics_key
-from farcall_endpoint.environments.preparation import Located, PreparationReport, PreparationSettings, Prepared
-from farcall_endpoint.environments.preparer import Preparer
-from farcall_endpoint.environments.runner import Mount, Runner, Start
-from farcall_endpoint.environments.runners import RUNNERS
-from farcall_endpoint.environments.settings import EnvironmentSettings, options_for
-from farcall_endpoint.environments.template_pool import TemplateChange, TemplatePool, TemplateRoot
-from farcall_endpoint.environments.templates import (
+from farcall_endpoint.environments.prepare import access, bundle, preparation, probe
+from farcall_endpoint.environments.prepare.preparation import Located, PreparationReport, PreparationSettings, Prepared
+from farcall_endpoint.environments.prepare.preparer import Preparer
+from farcall_endpoint.environments.runners.base import Mount, Runner, Start
+from farcall_endpoint.environments.runners.registry import RUNNERS
+from farcall_endpoint.environments.templates.preload import PreloadStore, statistics_key
+from farcall_endpoint.environments.templates.template_pool import TemplateChange, TemplatePool, TemplateRoot
+from farcall_endpoint.environments.templates.templates import (
     TEMPLATE,
     ForkedProcess,
     start_template,
     template_key,
     variables_of_template,
 )
-from farcall_endpoint.isolation.keyring import start_apart
-from farcall_endpoint.logs import RepeatedLines
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.host.isolation.keyring import start_apart
+from farcall_endpoint.host.logs import RepeatedLines
 from farcall_endpoint.worker import boot as booting
 from farcall_endpoint.worker.boot import Boot, Descriptors
 
@@ -103,7 +103,7 @@ class EnvironmentLauncher:
     :param log_dir: of start logs; None: none are kept.
     :param isolated: whether other submitters than the owner may read ``readable`` only.
     :param confined, readable, writable, passed: as of
-        :class:`~farcall_endpoint.environments.preparation.PreparationSettings`.
+        :class:`~farcall_endpoint.environments.prepare.preparation.PreparationSettings`.
     :param spares: children that each template forks in advance.
     """
 
@@ -181,7 +181,8 @@ class EnvironmentLauncher:
             self._preparer.order(preparation.Release(key))
 
     def learn(self, key: str, modules: Sequence[str]) -> None:
-        """Tasks have imported these; ``key``: as of :func:`~farcall_endpoint.environments.preload.statistics_key`."""
+        """Tasks have imported these; ``key``: as of
+        :func:`~farcall_endpoint.environments.templates.preload.statistics_key`."""
         self._pool.learn(key, modules, now=time.monotonic())
 
     def serve(self) -> list[PreparationReport | TemplateChange]:

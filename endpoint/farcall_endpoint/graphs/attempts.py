@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from farcall_common.backoff import Backoff
 from farcall_common.retries import MAX_DELAY_S
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint import outcomes
+from farcall_endpoint.contracts import outcomes
 
 K = TypeVar("K", bound=Hashable)
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 from farcall_common.graphs import COLLECT, MAX_CALLS, MAX_READS, MAX_STATES, Graph, Input, Stage, StageState
 from farcall_common.task_options import TaskOptions
 from farcall_common.wire import TaskState
-from farcall_endpoint import outcomes
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.manager_worker import InputOrder
 from farcall_endpoint.graphs.attempts import Attempts
 from farcall_endpoint.graphs.stages import (
     DONE,
@@ -31,8 +32,7 @@ from farcall_endpoint.graphs.stages import (
     shown_error,
 )
 from farcall_endpoint.graphs.values import Memory
-from farcall_endpoint.shared_memory import Frame
-from farcall_endpoint.worker.channel import InputOrder
+from farcall_endpoint.host.shared_memory import Frame
 
 Call = tuple[int, int]
 """Number of a stage and of its element; 0 for the only call of a stage."""

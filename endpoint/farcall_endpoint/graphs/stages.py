@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from farcall_common.graphs import COLLECT, Input, Stage, StageState
-from farcall_endpoint.shared_memory import Frame
+from farcall_endpoint.host.shared_memory import Frame
 
 WAITING: Final = 0
 STARTED: Final = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from farcall_endpoint.output import Printed, Stream
+from farcall_endpoint.contracts.output import Printed, Stream
 
 
 class _Ended(NamedTuple):

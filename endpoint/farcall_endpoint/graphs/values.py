@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import Bytes, Frame, SharedBytes, copy_of
+from farcall_endpoint.host.shared_memory import Bytes, Frame, SharedBytes, copy_of
 
 INLINE_BYTES: Final = 64 * 1024
 """Values up to this size are in packets, and in memory whatever the budget."""

@@ -24,34 +24,34 @@ import msgspec
 
 from farcall_common.errors import ConfigurationError, Unavailable
 from farcall_common.wire import new_id
-from farcall_endpoint import protocol
-from farcall_endpoint.environments.cgroups import Cgroups, writable_hierarchies
-from farcall_endpoint.environments.settings import EnvironmentSettings
-from farcall_endpoint.environments.technologies import technologies
+from farcall_endpoint.config.settings import EnvironmentSettings, QosSettings
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.contracts.prefetch import PrefetchPolicy
+from farcall_endpoint.environments.prepare.technologies import technologies
 from farcall_endpoint.graphs.values import GraphSettings
-from farcall_endpoint.isolation import Isolation, NodeIsolation, best_of, process_limits
-from farcall_endpoint.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
-from farcall_endpoint.isolation.process import make_private
-from farcall_endpoint.logs import manager_log_file, set_up_logging
-from farcall_endpoint.manager.block_server import BlockServer
-from farcall_endpoint.manager.core import ManagerCore
-from farcall_endpoint.manager.cpu_shares import CpuShares
-from farcall_endpoint.manager.file_copies import FileCopies, address_towards
-from farcall_endpoint.manager.launcher import FreshProcessLauncher
-from farcall_endpoint.manager.node import discover_node, has_amd_accelerators
-from farcall_endpoint.manager.service import Manager
-from farcall_endpoint.manager.slots import Sharing, extra_workers, latency_workers, partition
-from farcall_endpoint.manager.warm_pool import WarmPoolSettings
-from farcall_endpoint.manager.worker_process import MEMORY_KEY, Confinement, MemoryDirectories, Workplace
-from farcall_endpoint.pipe import Pipe
-from farcall_endpoint.prefetch import PrefetchPolicy
-from farcall_endpoint.process_directory import ProcessDirectory
-from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.host.cgroups import Cgroups, writable_hierarchies
+from farcall_endpoint.host.isolation import Isolation, NodeIsolation, best_of, process_limits
+from farcall_endpoint.host.isolation.paths import MEMORY_PREFIX, SHARED_MEMORY
+from farcall_endpoint.host.isolation.process import make_private
+from farcall_endpoint.host.logs import manager_log_file, set_up_logging
+from farcall_endpoint.host.memory_directories import MEMORY_KEY, MemoryDirectories
+from farcall_endpoint.host.node import discover_node, has_amd_accelerators
+from farcall_endpoint.host.pipe import Pipe
+from farcall_endpoint.host.process_directory import ProcessDirectory
+from farcall_endpoint.host.slots import Sharing, extra_workers, latency_workers, partition
+from farcall_endpoint.manager.core.manager import ManagerCore
+from farcall_endpoint.manager.core.warm_pool import WarmPoolSettings
+from farcall_endpoint.manager.shell.block_server import BlockServer
+from farcall_endpoint.manager.shell.cpu_shares import CpuShares
+from farcall_endpoint.manager.shell.file_copies import FileCopies, address_towards
+from farcall_endpoint.manager.shell.launcher import FreshProcessLauncher
+from farcall_endpoint.manager.shell.service import Manager
+from farcall_endpoint.manager.shell.worker_process import Confinement, Workplace
 from farcall_endpoint.worker.directories import remove_old_sandboxes
 from farcall_endpoint.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from farcall_endpoint.transport import SocketLink
+    from farcall_endpoint.host.transport import SocketLink
 
 _logger = logging.getLogger(__name__)
 
@@ -245,14 +245,14 @@ def main() -> None:
         shares=CpuShares(Cgroups(writable_hierarchies()), processors=node.whole_cpus, actuator=qos.actuator),
         files=files,
         blocks=BlockServer(memory, host=(lambda: address_towards(agent_host)) if node_memory is not None else None),
-        registered=protocol.Registered(
+        registered=agent_manager.Registered(
             manager_id,
-            protocol.software_fingerprint(),
+            agent_manager.software_fingerprint(),
             len(slots),
             os.getpid(),
             socket.gethostname(),
             options.block_id,
-            capacity=protocol.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
+            capacity=agent_manager.Capacity(node.whole_cpus, node.memory_bytes, node.accelerators),
             ends_at=ends_at,
             isolation=isolation.level,
             refusal=isolation.refusal,
@@ -307,7 +307,7 @@ def _connect(options: argparse.Namespace, manager_id: str) -> tuple[Pipe | Socke
     """The connection to the agent, and the host where that is."""
     if options.agent_fd is not None:
         return Pipe(socket.socket(fileno=options.agent_fd)), "127.0.0.1"
-    from farcall_endpoint.transport import connect_to_agent  # loads ZeroMQ, which a local manager does not need
+    from farcall_endpoint.host.transport import connect_to_agent  # loads ZeroMQ, which a local manager does not need
 
     link = connect_to_agent(options.agent.split(","), manager_id=manager_id, environ=os.environ)
     return link, link.host

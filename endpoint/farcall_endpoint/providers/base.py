@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from farcall_endpoint.pipe import Pipe
+from farcall_endpoint.host.pipe import Pipe
 
 
 class Phase(enum.Enum):

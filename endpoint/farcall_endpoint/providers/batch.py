@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from farcall_common.files import make_directory, write_whole
+from farcall_endpoint.host.transport import FLEET_VARIABLES
 from farcall_endpoint.providers.base import BlockStatus, Phase
-from farcall_endpoint.transport import FLEET_VARIABLES
 
 _logger = logging.getLogger(__name__)
 

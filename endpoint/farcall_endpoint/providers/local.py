@@ -8,7 +8,7 @@ import select
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 
-from farcall_endpoint.pipe import Pipe, pipe_pair
+from farcall_endpoint.host.pipe import Pipe, pipe_pair
 from farcall_endpoint.providers.base import BlockStatus, Phase
 
 

@@ -19,11 +19,11 @@ from typing import Any, Final
 import msgspec
 
 from farcall_common.errors import ConfigurationError
-from farcall_endpoint.config import ProviderConfig
 from farcall_endpoint.config.providers import (
     KubernetesProviderConfig,
     LauncherConfig,
     LocalProviderConfig,
+    ProviderConfig,
     SlurmProviderConfig,
 )
 from farcall_endpoint.providers.base import BlockStatus, Phase

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from farcall_endpoint.environments.cgroups import Cgroups, own_hierarchies
+from farcall_endpoint.config.settings import ActuatorName
+from farcall_endpoint.host.cgroups import Cgroups, own_hierarchies
 from farcall_endpoint.qos import autogroup
 from farcall_endpoint.qos.autogroup import AutogroupShares
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, describe_error, hierarchy_of, try_directory
-from farcall_endpoint.qos.settings import ActuatorName
 from farcall_endpoint.qos.weights import check_weight
 
 _CGROUP_VERSIONS: Final = (2, 1)

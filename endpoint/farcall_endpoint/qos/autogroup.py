@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from farcall_endpoint.environments.cgroups import Hierarchy
-from farcall_endpoint.process_reaper import read_process, tree
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT
+from farcall_endpoint.host.cgroups import Hierarchy
+from farcall_endpoint.host.process_reaper import read_process, tree
 from farcall_endpoint.qos.cgroup_shares import describe_error
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, check_weight, nice_values
+from farcall_endpoint.qos.weights import check_weight, nice_values
 
 PERIOD_S: Final = 0.1
 """Between two changes, on the whole machine."""

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from farcall_endpoint.environments.cgroups import Cgroups, Group, Hierarchy
-from farcall_endpoint.process_reaper import read_process, tree
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, check_weight, cpu_shares, cpu_weight
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT
+from farcall_endpoint.host.cgroups import Cgroups, Group, Hierarchy
+from farcall_endpoint.host.process_reaper import read_process, tree
+from farcall_endpoint.qos.weights import check_weight, cpu_shares, cpu_weight
 
 _CONTROLLER: Final = "cpu"
 _FILES: Final = {1: "cpu.shares", 2: "cpu.weight"}

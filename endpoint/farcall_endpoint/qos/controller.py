@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from farcall_endpoint.protocol import OrderTarget, WeightOfClass
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT, PolicyName, QosSettings
+from farcall_endpoint.contracts.agent_manager import OrderTarget, WeightOfClass
 from farcall_endpoint.qos.histograms import WindowedHistogram
 from farcall_endpoint.qos.policies import Gains, Policy, ProportionalIntegral, ShortFirst, Static, Target, Threshold
-from farcall_endpoint.qos.settings import PolicyName, QosSettings
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT, LEAST_WEIGHT
+from farcall_endpoint.qos.weights import LEAST_WEIGHT
 
 BATCH: Final = "batch"
 """The group of all tasks without a target."""

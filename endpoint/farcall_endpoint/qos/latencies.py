@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from farcall_common.progress import clean_text
-from farcall_endpoint.protocol import OrderTarget
+from farcall_endpoint.contracts.agent_manager import OrderTarget
 from farcall_endpoint.qos.histograms import Histogram, WindowedHistogram
 
 WINDOW_S: Final = 600.0

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from farcall_endpoint.qos.weights import DEFAULT_WEIGHT
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

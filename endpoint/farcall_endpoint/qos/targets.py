@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from farcall_common.wire import TaskSpec
-from farcall_endpoint.protocol import OrderTarget
+from farcall_endpoint.contracts.agent_manager import OrderTarget
 
 _MOST_BASELINES: Final = 1000
 _MOST_OF_ONE: Final = 200

@@ -12,8 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-DEFAULT_WEIGHT: Final = 100.0
-"""The weight of a function for which none was set."""
+from farcall_endpoint.config.settings import DEFAULT_WEIGHT
 
 LEAST_WEIGHT: Final = 1.0
 _MAX: Final = 10_000.0

@@ -14,10 +14,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from farcall_endpoint import process_reaper
+from farcall_endpoint.contracts.manager_worker import Channel, NewModules, Ready, Run, Sync
+from farcall_endpoint.host import process_reaper
 from farcall_endpoint.worker.boot import BEGUN, connect, receive_boot, take_on
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, NewModules, Ready, Run, Sync
 from farcall_endpoint.worker.imports import ImportReporter
 from farcall_endpoint.worker.inbox import Inbox, Received
 from farcall_endpoint.worker.inputs import Inputs, Recalled
@@ -70,15 +70,15 @@ def _serve(descriptor: int, claims: int, find_packages: Callable[[], object] | N
     settings = WorkerSettings.of(os.environ)
     more, apart, outer = settings.processes
     if more or apart:
-        from farcall_endpoint.isolation.process_limits import limit_processes
+        from farcall_endpoint.host.isolation.process_limits import limit_processes
 
         limit_processes(more, apart=apart, outer=outer)
     if settings.isolation or settings.writable:
-        from farcall_endpoint.isolation.confinement import confine  # not needed by the owner's workers
+        from farcall_endpoint.host.isolation.confinement import confine  # not needed by the owner's workers
 
         confine(settings.isolation, readable=settings.readable, writable=settings.writable)
     if more or (settings.isolation and not apart):  # else it was limited from outside
-        from farcall_endpoint.isolation.process_limits import limit_descriptors
+        from farcall_endpoint.host.isolation.process_limits import limit_descriptors
 
         limit_descriptors()  # at last: to be confined, this process has sent some
     faulthandler.enable()
@@ -119,7 +119,7 @@ def work(inbox: Inbox, runner: Runner, received: Received, imports: ImportReport
             if order.submitter:
                 runner.is_of_other = True
             if runner.lacks_packages:  # they run code: if that ends the worker, its task has failed, and not its start
-                from farcall_endpoint.isolation.confinement import add_user_packages
+                from farcall_endpoint.host.isolation.confinement import add_user_packages
 
                 runner.lacks_packages = False
                 add_user_packages()

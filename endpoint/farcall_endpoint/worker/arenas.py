@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import Body, Frame, FrameList, LentFile, MemoryFile, SharedBytes
+from farcall_endpoint.host.shared_memory import Body, Frame, FrameList, LentFile, MemoryFile, SharedBytes
 
 Piece = bytes | memoryview
 

@@ -1,8 +1,9 @@
 """Bootstrap of a worker in an environment: ``python -I -S bootstrap.py SOCKET [MODULE]``, with the image's own Python.
 
 It lies at the top of the bundle, the directory with the worker's code that is mounted into the image (see
-:mod:`farcall_endpoint.environments.bundle`). Bundle and image do not hide each other's packages: what the worker and
-its tasks must share comes from the bundle, other libraries of the worker are its own, and all else is the image's.
+:mod:`farcall_endpoint.environments.prepare.bundle`). Bundle and image do not hide each other's packages: what the
+worker and its tasks must share comes from the bundle, other libraries of the worker are its own, and all else is the
+image's.
 
 ``MODULE`` has a function ``boot(path, find_packages)`` that does the rest: the worker by default, or a template of
 workers. It calls ``find_packages`` when it is confined.

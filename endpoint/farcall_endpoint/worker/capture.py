@@ -14,7 +14,7 @@ import sys
 from typing import Final
 
 from farcall_common.limits import OUTPUT_TAIL_BYTES
-from farcall_endpoint.output import MAX_STREAM_BYTES, NOTHING, Printed, Stream
+from farcall_endpoint.contracts.output import MAX_STREAM_BYTES, NOTHING, Printed, Stream
 
 _MARKS: Final = (0x0FA6CA11_0001, 0x0FA6CA11_0002)
 """Positions far behind the ends of the two files. Writing appends, and moves the position; so an unchanged position

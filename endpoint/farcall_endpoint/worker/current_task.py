@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from farcall_common import running
-from farcall_endpoint.worker.channel import Channel, Order, Progressed
+from farcall_endpoint.contracts.manager_worker import Channel, Order, Progressed
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

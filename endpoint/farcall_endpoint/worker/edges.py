@@ -23,9 +23,9 @@ from typing import Final
 
 import msgspec
 
-from farcall_endpoint.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of
+from farcall_endpoint.contracts.manager_worker import ITSELF, MANAGER, Delivery
+from farcall_endpoint.host.shared_memory import ANCILLARY_BYTES, MemoryFile, SharedBytes, ancillary, descriptors_of
 from farcall_endpoint.worker.arenas import Arenas, Borrowed, Ledger, Piece, Place, Placed, new_ledger
-from farcall_endpoint.worker.channel import ITSELF, MANAGER, Delivery
 
 INLINE_BYTES: Final = 32 * 1024
 """A larger value goes into an arena. A packet must fit into the socket's send buffer together with a few others."""
@@ -162,7 +162,7 @@ class Edges:
         edge.close()
 
     def connect(self, number: int, memories: Sequence[MemoryFile], *, first: bool) -> None:
-        """The same, from the descriptors of a :class:`~farcall_endpoint.worker.channel.Peer`."""
+        """The same, from the descriptors of a :class:`~farcall_endpoint.contracts.manager_worker.Peer`."""
         if number == MANAGER:
             [ledger] = memories
             self._manager_ledger = Ledger(ledger, first=first)

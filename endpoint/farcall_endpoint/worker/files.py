@@ -32,8 +32,8 @@ from farcall_common.file_arguments import (
     returning,
     shown,
 )
-from farcall_endpoint import outcomes
-from farcall_endpoint.worker.channel import Order
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.manager_worker import Order
 
 
 class _Placed(NamedTuple):

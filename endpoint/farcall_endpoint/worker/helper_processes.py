@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Final
 
-from farcall_endpoint.process_reaper import own_children, read_process
+from farcall_endpoint.host.process_reaper import own_children, read_process
 
 _HELPERS: Final = (
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),

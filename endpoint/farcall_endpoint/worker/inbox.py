@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from farcall_common import running
 from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_common.running import RunningTask
-from farcall_endpoint.shared_memory import Bytes, FrameList, SharedBytes
-from farcall_endpoint.worker.channel import MALFORMED, CallOrder, Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.contracts.manager_worker import MALFORMED, CallOrder, Channel, Order, Packet, Peer, Sync, Synced
+from farcall_endpoint.host.shared_memory import Bytes, FrameList, SharedBytes
 from farcall_endpoint.worker.current_task import CurrentTask
 from farcall_endpoint.worker.edges import Edges
 from farcall_endpoint.worker.inputs import Recalled

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from farcall_common.errors import DeserializationError
 from farcall_common.payload import Piece
-from farcall_endpoint.shared_memory import Bytes, FrameList
-from farcall_endpoint.worker.channel import CallOrder, InputOrder
+from farcall_endpoint.contracts.manager_worker import CallOrder, InputOrder
+from farcall_endpoint.host.shared_memory import Bytes, FrameList
 
 _MISSING: Final = object()
 Load = Callable[[Piece], Any]

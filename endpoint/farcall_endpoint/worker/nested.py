@@ -36,8 +36,7 @@ from farcall_common.payload.native import is_native, load_native
 from farcall_common.payload.shipped_modules import ShippedModules
 from farcall_common.running import MOST_CALLS, Arguments
 from farcall_common.task_options import TaskOptions
-from farcall_endpoint.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import (
+from farcall_endpoint.contracts.manager_worker import (
     INLINE_BYTES,
     BlocksAnswer,
     BlocksRequest,
@@ -53,6 +52,7 @@ from farcall_endpoint.worker.channel import (
     ValkeyRequest,
     Waits,
 )
+from farcall_endpoint.host.shared_memory import Bytes, Frame, FrameList, MemoryFile, SharedBytes
 
 T = TypeVar("T")
 
@@ -236,7 +236,8 @@ class CallsOfTask:
     def blocks(
         self, node: str = "", parts: tuple[tuple[str, int, int], ...] = (), below: str = ""
     ) -> tuple[str, Bytes | FrameList]:
-        """The address and the body of an answer, see :class:`~farcall_endpoint.worker.channel.BlocksRequest`."""
+        """The address and the body of an answer, see
+        :class:`~farcall_endpoint.contracts.manager_worker.BlocksRequest`."""
         answer: tuple[str, Bytes | FrameList] = self._request(
             lambda number: BlocksRequest(self.task_id, number, node, parts, below)
         )

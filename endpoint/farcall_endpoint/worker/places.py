@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from farcall_common.objects import block_files
-from farcall_endpoint.removal import remove_tree
-from farcall_endpoint.worker.channel import Order
+from farcall_endpoint.contracts.manager_worker import Order
+from farcall_endpoint.host.removal import remove_tree
 from farcall_endpoint.worker.directories import name_of, submitter_directory
 from farcall_endpoint.worker.settings import WorkerSettings
 

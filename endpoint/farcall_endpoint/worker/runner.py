@@ -42,12 +42,12 @@ from farcall_common.payload import (
 from farcall_common.payload.native import NATIVE, dump_native, is_native, load_call
 from farcall_common.payload.shipped_modules import FunctionWithModules
 from farcall_common.retries import is_retried
-from farcall_endpoint import outcomes
-from farcall_endpoint.output import Printed
-from farcall_endpoint.shared_memory import Bytes, Frame, FrameList
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.manager_worker import Begun, CallOrder, Done, Order, Run
+from farcall_endpoint.contracts.output import Printed
+from farcall_endpoint.host.shared_memory import Bytes, Frame, FrameList
 from farcall_endpoint.worker import mpi
 from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Begun, CallOrder, Done, Order, Run
 from farcall_endpoint.worker.directories import TaskDirectories
 from farcall_endpoint.worker.environment import Variables, trace_context
 from farcall_endpoint.worker.inbox import Inbox

@@ -23,7 +23,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     empty: none. ``is_of_node``: whether other nodes have other directories in memory. ``submitter``: submitter that the
     directories belong to; empty: the owner. ``block_key``: key for seals of blocks in memory, where another submitter's
     tasks could change the blocks; empty: no seals. ``processes``: arguments of
-    :func:`~farcall_endpoint.isolation.process_limits.limit_processes`.
+    :func:`~farcall_endpoint.host.isolation.process_limits.limit_processes`.
     """
 
     sandboxed: bool = False

@@ -1,7 +1,7 @@
 """Template: a process with one thread that has imported what functions import, and whose forks are workers.
 
 It runs inside an environment, so all that it imports is the environment's. It serves a manager through one socket
-(:mod:`farcall_endpoint.worker.fork_protocol`), runs no code of submitters, and imports only from Python's own
+(:mod:`farcall_endpoint.contracts.fork_protocol`), runs no code of submitters, and imports only from Python's own
 directories: each of its children may belong to another submitter.
 
 A fork can also be a further template, a *branch*: it has what this one has imported, imports more itself, and serves
@@ -33,14 +33,7 @@ from typing import Any, Final, NoReturn
 
 from farcall_common.payload import Serializer
 from farcall_common.payload.code import CloudPickleCode, PureSourceTextInspect
-from farcall_endpoint import process_reaper
-from farcall_endpoint.worker import __main__ as worker
-from farcall_endpoint.worker import fork_hazards, imports, namespaces
-from farcall_endpoint.worker.boot import Boot, Descriptors, connect, receive_boot, send_boot, take_on
-from farcall_endpoint.worker.capture import Capture
-from farcall_endpoint.worker.channel import Channel, Order, Run, channel_pair
-from farcall_endpoint.worker.environment import set_all
-from farcall_endpoint.worker.fork_protocol import (
+from farcall_endpoint.contracts.fork_protocol import (
     MAX_PACKET,
     Branch,
     Exited,
@@ -59,6 +52,13 @@ from farcall_endpoint.worker.fork_protocol import (
     decode_from_manager,
     encode,
 )
+from farcall_endpoint.contracts.manager_worker import Channel, Order, Run, channel_pair
+from farcall_endpoint.host import process_reaper
+from farcall_endpoint.worker import __main__ as worker
+from farcall_endpoint.worker import fork_hazards, imports, namespaces
+from farcall_endpoint.worker.boot import Boot, Descriptors, connect, receive_boot, send_boot, take_on
+from farcall_endpoint.worker.capture import Capture
+from farcall_endpoint.worker.environment import set_all
 from farcall_endpoint.worker.inbox import Inbox
 from farcall_endpoint.worker.runner import Runner
 from farcall_endpoint.worker.settings import WorkerSettings
@@ -91,7 +91,7 @@ _set_handler: Final = _signal.signal
 _SECONDS_MORE: Final = 5
 """Seconds after the import limit at which the template ends itself. The manager can report why, so it acts first."""
 _OWN: Final = (
-    *("farcall_endpoint.isolation.confinement", "farcall_endpoint.isolation.landlock"),
+    *("farcall_endpoint.host.isolation.confinement", "farcall_endpoint.host.isolation.landlock"),
     *("farcall_common.payload.by_value", "dill", "dill.source", "cloudpickle"),
 )
 """Modules that a worker itself imports on demand."""

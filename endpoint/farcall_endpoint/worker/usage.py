@@ -1,7 +1,7 @@
 """Memory usage of a task: the memory of its worker and child processes, less what they held when it began.
 
 Memory of earlier tasks (a module's cache, free memory that the allocator keeps, a running process) does not count. The
-manager measures while the task runs (:mod:`farcall_endpoint.manager.processes`); the kernel keeps the peak of the
+manager measures while the task runs (:mod:`farcall_endpoint.manager.shell.processes`); the kernel keeps the peak of the
 worker's own process, which is read at the end, so that no peak between two measurements is missed.
 """
 
@@ -13,8 +13,8 @@ import gc
 import os
 from typing import Final
 
-from farcall_endpoint.memory_files import Mounts, held
-from farcall_endpoint.process_reaper import read_process, tree
+from farcall_endpoint.host.memory_files import Mounts, held
+from farcall_endpoint.host.process_reaper import read_process, tree
 
 _KIB: Final = 1024
 _TRIM_BYTES: Final = 64 * 2**20
@@ -32,7 +32,7 @@ class Usage:
 
     def begin(self) -> tuple[dict[int, int], dict[str, int]]:
         """A task begins: the resident bytes of the worker and of each process that earlier tasks left below it, and the
-        bytes of files in memory (:func:`~farcall_endpoint.memory_files.held`)."""
+        bytes of files in memory (:func:`~farcall_endpoint.host.memory_files.held`)."""
         resident_bytes, _ = _resident_and_peak()
         if resident_bytes > self._trimmed_bytes + _TRIM_BYTES:
             # What is free, but not given back, would be the next task's without being counted.

@@ -8,9 +8,9 @@ from typing import Any
 
 from farcall_common.errors import ErrorRecord, SerializationError
 from farcall_common.payload import Piece, Serializer, is_binary
-from farcall_endpoint import outcomes
-from farcall_endpoint.shared_memory import ALIGNMENT_BYTES, Frame, MemoryFile, SharedBytes
-from farcall_endpoint.worker.channel import INLINE_BYTES, MOST_ELEMENTS, CallOrder
+from farcall_endpoint.contracts import outcomes
+from farcall_endpoint.contracts.manager_worker import INLINE_BYTES, MOST_ELEMENTS, CallOrder
+from farcall_endpoint.host.shared_memory import ALIGNMENT_BYTES, Frame, MemoryFile, SharedBytes
 
 
 class ValueRefused(Exception):

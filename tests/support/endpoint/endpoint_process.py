@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import yaml
 
-from farcall_endpoint.config import Config, EngineConfig, write_config
-from farcall_endpoint.directory import EndpointDirectory
+from farcall_endpoint.config.schema import Config, EngineConfig
+from farcall_endpoint.config.template import write_config
+from farcall_endpoint.services.directory import EndpointDirectory
 from tests.support.endpoint.fake_cloud import FakeCloud
 from tests.support.ordinary_user import USER, as_ordinary_user
 from tests.waiting import WAIT_S, wait_until

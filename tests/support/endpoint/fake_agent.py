@@ -19,9 +19,9 @@ import zmq
 from farcall_common.graphs import COLLECT, Graph, Input, Stage, pack_graph
 from farcall_common.payload import Serializer
 from farcall_common.task_options import Callee, TaskOptions
-from farcall_endpoint import protocol
-from farcall_endpoint.shared_memory import bytes_of
-from farcall_endpoint.transport import fleet_socket, send_frames
+from farcall_endpoint.contracts import agent_manager
+from farcall_endpoint.host.shared_memory import bytes_of
+from farcall_endpoint.host.transport import fleet_socket, send_frames
 from tests.support.endpoint.endpoint_process import wait_gone
 from tests.waiting import WAIT_S
 
@@ -47,10 +47,10 @@ class FakeAgent:
     """
 
     def __init__(self, directory: Path, *options: str, slots: int = 1, here: bool = True) -> None:
-        self.registered: protocol.Registered | None = None
-        self.progress: list[protocol.Progress] = []
-        self.outputs: list[protocol.OutputRead] = []
-        self.finished: dict[str, protocol.Finished] = {}
+        self.registered: agent_manager.Registered | None = None
+        self.progress: list[agent_manager.Progress] = []
+        self.outputs: list[agent_manager.OutputRead] = []
+        self.finished: dict[str, agent_manager.Finished] = {}
         self.tails: dict[str, bytes] = {}
         self.results: dict[str, bytes] = {}
         self.leaving = ""
@@ -97,11 +97,11 @@ class FakeAgent:
             if self._socket.poll(_STEP_MS):
                 self._take_in()
             if pinging and self.registered is not None:
-                self.say(protocol.Ping())
+                self.say(agent_manager.Ping())
 
-    def say(self, message: protocol.FromAgent, bodies: list[bytes] | None = None, *, number: int = 0) -> None:
+    def say(self, message: agent_manager.FromAgent, bodies: list[bytes] | None = None, *, number: int = 0) -> None:
         """Send something to the manager, which must have spoken before."""
-        send_frames(self._socket, [self._identity, *protocol.encode(message, bodies or [], number=number)])
+        send_frames(self._socket, [self._identity, *agent_manager.encode(message, bodies or [], number=number)])
 
     def run(
         self, task_id: str, function: Callable[..., Any], *args: object, submitter: str = "", **options: Any
@@ -109,8 +109,8 @@ class FakeAgent:
         """Order a task of a submitter (empty: the endpoint's owner)."""
         body = self._serializer.pack_function(function)
         function_hash = hashlib.sha256(body).hexdigest()
-        order = protocol.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options), submitter=submitter)
-        self.say(protocol.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
+        order = agent_manager.TaskOrder(task_id, 1, function_hash, 1, TaskOptions(**options), submitter=submitter)
+        self.say(agent_manager.RunTasks((order,), ((function_hash, 0),)), [body, self._serializer.pack_call(args)])
 
     def run_graph(self, task_id: str, *calls: StageCall, output: int = -1, **options: Any) -> None:
         """Order a graph; its result is the value of the last call, or of another one."""
@@ -128,9 +128,11 @@ class FakeAgent:
         packed = tuple(b"" if each.function is None else self._serializer.pack_call(each.args) for each in calls)
         payload = pack_graph(Graph(tuple(stages), packed, output % len(stages)))
         callees = tuple(Callee(function_id=each[:8], function_hash=each) for each in bodies)
-        order = protocol.TaskOrder(task_id, 1, next(iter(bodies)), len(bodies), TaskOptions(callees=callees, **options))
+        order = agent_manager.TaskOrder(
+            task_id, 1, next(iter(bodies)), len(bodies), TaskOptions(callees=callees, **options)
+        )
         functions = tuple((function_hash, number) for number, function_hash in enumerate(bodies))
-        self.say(protocol.RunTasks((order,), functions), [*bodies.values(), payload])
+        self.say(agent_manager.RunTasks((order,), functions), [*bodies.values(), payload])
 
     def value(self, task_id: str) -> Any:
         """The result of a task, when it has ended well."""
@@ -138,20 +140,22 @@ class FakeAgent:
         assert self.finished[task_id].error is None, self.finished[task_id].error
         return self._serializer.deserialize(self.results[task_id])
 
-    def read_output(self, *task_ids: str, at: int = 0, max_bytes: int = 65_536) -> dict[str, protocol.RunningOutput]:
+    def read_output(
+        self, *task_ids: str, at: int = 0, max_bytes: int = 65_536
+    ) -> dict[str, agent_manager.RunningOutput]:
         """What the manager reads of tasks."""
         request_id, count = str(len(self.outputs)), len(self.outputs)
-        wanted = tuple(protocol.WantedOutput(task_id, 1, at, at) for task_id in task_ids)
-        self.say(protocol.ReadOutput(request_id, wanted, max_bytes))
+        wanted = tuple(agent_manager.WantedOutput(task_id, 1, at, at) for task_id in task_ids)
+        self.say(agent_manager.ReadOutput(request_id, wanted, max_bytes))
         self.listen(lambda: len(self.outputs) > count)
         return {each.wanted.task_id: each for each in self.outputs[-1].tasks}
 
     def _take_in(self) -> None:
         self._identity, *frames = self._socket.recv_multipart()
-        message, bodies = protocol.decode_from_manager(frames)
-        if isinstance(message, protocol.Registered):
+        message, bodies = agent_manager.decode_from_manager(frames)
+        if isinstance(message, agent_manager.Registered):
             self.registered = message
-        elif isinstance(message, protocol.Progress):
+        elif isinstance(message, agent_manager.Progress):
             self.progress.append(message)
             self.finished.update({finished.task_id: finished for finished in message.finished})
             self.results |= {
@@ -164,9 +168,9 @@ class FakeAgent:
                 for each in message.finished
                 if each.output is not None
             }
-        elif isinstance(message, protocol.OutputRead):
+        elif isinstance(message, agent_manager.OutputRead):
             self.outputs.append(message)
-        elif isinstance(message, protocol.Leaving):
+        elif isinstance(message, agent_manager.Leaving):
             self.leaving = message.reason
 
 

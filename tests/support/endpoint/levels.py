@@ -9,7 +9,7 @@ from typing import Any, Final
 import psutil
 import pytest
 
-from farcall_endpoint.isolation import bubblewrap, landlock
+from farcall_endpoint.host.isolation import bubblewrap, landlock
 from tests.support.endpoint.endpoint_process import EndpointProcess, running_endpoint
 from tests.support.endpoint.fake_cloud import FakeCloud
 from tests.waiting import wait_until

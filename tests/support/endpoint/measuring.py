@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from farcall_endpoint.manager.limits import TaskUse
-from farcall_endpoint.manager.processes import MeasuredTask, measure
+from farcall_endpoint.manager.core.limits import TaskUse
+from farcall_endpoint.manager.shell.processes import MeasuredTask, measure
 
 
 def use_of(task: MeasuredTask) -> TaskUse:

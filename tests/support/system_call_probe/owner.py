@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from farcall_endpoint.isolation.system_calls import NEWEST, architecture
+from farcall_endpoint.host.isolation.system_calls import NEWEST, architecture
 from tests.support.ordinary_user import as_ordinary_user
 from tests.support.system_call_probe.calls import CALLS
 

@@ -1,0 +1,1 @@
+"""Core of the agent: decisions without I/O."""

@@ -1,0 +1,1 @@
+"""Shell of the agent: sockets, files, clocks and processes around its core."""

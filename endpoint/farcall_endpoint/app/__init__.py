@@ -1,0 +1,1 @@
+"""Commands of the endpoint, its daemon and its service manager."""

@@ -1,0 +1,1 @@
+"""Preparation of environments on a node."""

@@ -1,0 +1,1 @@
+"""Runners: one for each technology of environments."""

@@ -1,0 +1,1 @@
+"""Templates: processes that workers are forked from."""

@@ -1,0 +1,1 @@
+"""Host: the operating system below all processes of an endpoint."""

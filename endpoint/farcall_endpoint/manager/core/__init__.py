@@ -1,0 +1,1 @@
+"""Core of the manager: decisions without I/O."""

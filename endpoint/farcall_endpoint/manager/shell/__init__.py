@@ -1,0 +1,1 @@
+"""Shell of the manager: processes, sockets and files around its core."""
