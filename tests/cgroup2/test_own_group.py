@@ -28,7 +28,7 @@ print("started", flush=True)
 
 MANAGER = """
 import os, subprocess, sys
-from farcall_endpoint import process_reaper
+from farcall_endpoint.host import process_reaper
 from farcall_endpoint.host.cgroups import Cgroups, writable_hierarchies
 from farcall_endpoint.qos.cgroup_shares import CgroupShares
 cgroups = Cgroups(writable_hierarchies())

@@ -403,7 +403,7 @@ def test_an_ordinary_user_sets_shares_by_autogroups() -> None:
 OWNER = """
 import os, subprocess, sys
 from pathlib import Path
-from farcall_endpoint import process_reaper
+from farcall_endpoint.host import process_reaper
 from farcall_endpoint.host.cgroups import Cgroups, Hierarchy
 from farcall_endpoint.qos.actuators import choose
 given = zip(sys.argv[2::2], sys.argv[3::2])

@@ -268,7 +268,7 @@ from farcall_common.qos import QoS
 from farcall_common.wire import TaskState
 from farcall_endpoint import Engine
 from farcall_endpoint.qos.autogroup import read_autogroup
-from farcall_endpoint.qos.settings import QosSettings
+from farcall_endpoint.config.settings import QosSettings
 
 def wait_for(path):
     import os, time

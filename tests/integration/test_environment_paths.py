@@ -174,7 +174,7 @@ def test_workers_start_in_what_was_checked_or_not_at_all(tmp_path: Path, shared:
 _START = """
 import os, sys
 from pathlib import Path
-from farcall_endpoint.environments import access
+from farcall_endpoint.environments.prepare import access
 from farcall_endpoint.environments.runners.base import Start
 from farcall_endpoint.environments.runners.registry import RUNNERS
 type_, path, cache = sys.argv[1:]

@@ -392,7 +392,7 @@ def test_workers_are_fresh_again_when_the_template_was_killed(tmp_path: Path) ->
         fork = node.launch(environment)
         assert node.packet(fork).pid
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.launcher.children}
-        [template] = [pid for pid, command in commands.items() if b"environments.preparation" not in command]
+        [template] = [pid for pid, command in commands.items() if b"preparation_process" not in command]
         process_reaper.kill_trees({template})
 
         def is_over() -> bool:

@@ -598,7 +598,7 @@ def test_a_manager_that_was_stopped_gives_no_copy_up(tmp_path: Path) -> None:
     program = """
 import sys, threading, time
 from pathlib import Path
-from farcall_endpoint.manager import file_copies
+from farcall_endpoint.manager.shell import file_copies
 from farcall_endpoint.manager.core.actions import Copy
 from farcall_endpoint.manager.shell.file_copies import FileCopies
 from farcall_endpoint.contracts.agent_manager import FileContent

@@ -22,7 +22,7 @@ from tests.waiting import WAIT_S, wait_until
 
 FAMILY = """
 import os, sys, time
-from farcall_endpoint import process_reaper
+from farcall_endpoint.host import process_reaper
 process_reaper.adopt_orphans()
 if os.fork() == 0:  # a daemon as in the book: its parent has gone, its session is its own
     os.setsid()
@@ -108,7 +108,7 @@ def test_the_reaper_kills_its_list_when_the_pipe_closes() -> None:
 
 RUNS_AWAY = """
 import os, signal, sys, time
-from farcall_endpoint import process_reaper
+from farcall_endpoint.host import process_reaper
 process_reaper.adopt_orphans()
 if sys.argv[1] == "no zombies":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

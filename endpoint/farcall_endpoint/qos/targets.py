@@ -30,7 +30,7 @@ class Targets:
     :param baselines: stored baselines in seconds, by function and submitter: no submitter measures for others.
     :param fastest_s: returns the duration of a submitter's fastest runs of a function; None if too few were seen.
     :param name_of: returns the name of a function, by its hash.
-    :param max_weights: see :class:`~farcall_endpoint.qos.settings.QosSettings`.
+    :param max_weights: see :class:`~farcall_endpoint.config.settings.QosSettings`.
     :param needs_all: whether the policy needs the duration of every function with a target.
     :param clock: in seconds.
     """
