@@ -127,7 +127,7 @@ def work(inbox: Inbox, runner: Runner, received: Received, imports: ImportReport
             if begun is not None:
                 channel.send(begun)
             inputs = None if order.call is None else Inputs(order.call, body, end, arrived)
-            with contextlib.suppress(Recalled):
+            try:
                 done, result = runner.run(order, body[at:end], inputs)
                 if runner.is_of_other:
                     from farcall_endpoint.worker.helper_processes import stop_helpers  # not needed by the owner's
@@ -143,6 +143,8 @@ def work(inbox: Inbox, runner: Runner, received: Received, imports: ImportReport
                 if done.lent is not None:
                     edges.lent_to_manager()
                 del result
+            except Recalled:
+                pass
             if inbox.places is not None:
                 inbox.remove_scratch()
             del inputs  # free their memory before the next task

@@ -6,10 +6,15 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 _MIN_BLOCK_BYTES: Final = 128
+_ATTEMPT: Final = "FARCALL_ATTEMPT"
+_ATTEMPT_KEY: Final = _ATTEMPT.encode()
+_ENCODING: Final = sys.getfilesystemencoding()
+_ERRORS: Final = sys.getfilesystemencodeerrors()
 #: The name that OpenTelemetry's specification gives for child programs.
 _TRACEPARENT: Final = "TRACEPARENT"
 _libc: Final = ctypes.CDLL(None)
@@ -30,10 +35,18 @@ class Variables:
 
     def __init__(self) -> None:
         self._blocks: dict[str, tuple[bytes, Any]] = {}  # "NAME=", and memory as an array of characters
+        self._attempt = (0, b"")  # the last number, and its value in os.environ
+
+    def set_attempt(self, attempt: int) -> None:
+        """Set the number of the attempt, which most tasks share, unless the variable has that value."""
+        last, value = self._attempt
+        if attempt != last or os.environ._data.get(_ATTEMPT_KEY) is not value:  # type: ignore[attr-defined]
+            self.set(_ATTEMPT, str(attempt))
+            self._attempt = attempt, os.environ._data[_ATTEMPT_KEY]  # type: ignore[attr-defined]
 
     def set(self, name: str, value: str) -> None:
         """Set a variable. A value ends at its first NUL, as C would read it."""
-        encoded = os.fsencode(value)
+        encoded = value.encode(_ENCODING, _ERRORS)
         if 0 in encoded:
             encoded = encoded.partition(b"\0")[0]
         start, block = self._blocks.get(name, (b"", b""))

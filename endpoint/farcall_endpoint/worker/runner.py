@@ -131,7 +131,7 @@ class Runner:
         set_variable = self._variables.set
         set_variable("FARCALL_TASK_ID", order.task_id)
         set_variable("GC_TASK_UUID", order.task_id)
-        set_variable("FARCALL_ATTEMPT", str(order.attempt))
+        self._variables.set_attempt(order.attempt)
         try:
             directory = self._directory = self._directories.enter(order.task_id, order.submitter)
         except OSError as error:
@@ -334,6 +334,8 @@ class Runner:
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
+        if order.options.memory_bytes is None and order.options.max_output_bytes is None:
+            return done, result
         record = outcomes.limit_exceeded(
             memory_bytes=0 if order.options.memory_bytes is None else self._usage.peak_bytes(),
             memory_limit_bytes=order.options.memory_bytes,
