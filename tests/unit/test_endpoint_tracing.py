@@ -58,3 +58,14 @@ assert "TRACEPARENT" not in os.environ
 """
     environ = {name: value for name, value in os.environ.items() if name != "TRACEPARENT"}
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S, env=environ)
+
+
+def test_the_number_of_the_attempt_is_set_if_the_variable_has_another_value() -> None:
+    variables = Variables()
+    for attempt, changes in [(1, None), (1, None), (2, None), (2, "7"), (2, ""), (3, "7")]:
+        if changes is not None:
+            os.environ.pop("FARCALL_ATTEMPT") if not changes else os.environ.update(FARCALL_ATTEMPT=changes)
+        variables.set_attempt(attempt)
+        seen = subprocess.run(["printenv", "FARCALL_ATTEMPT"], capture_output=True, text=True, check=True).stdout
+        assert os.environ["FARCALL_ATTEMPT"] == seen.strip() == str(attempt)
+    del os.environ["FARCALL_ATTEMPT"]
