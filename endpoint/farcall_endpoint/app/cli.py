@@ -402,7 +402,7 @@ def revoke_credential(
 ) -> None:
     """Revoke the credential of an endpoint, and disconnect its agent: for example if its host was stolen."""
     from farcall_endpoint.services.cloud import (
-        Cloud,  # here, because an HTTP client would slow every other command down
+        Cloud,  # here, because an HTTP client would slow every other command down     )
     )
 
     with _errors():
@@ -554,7 +554,7 @@ def _adopt(directory: EndpointDirectory, endpoint_uuid: str | None) -> None:
 
 def _forget(directory: EndpointDirectory, *, home: Path, force: bool) -> None:
     from farcall_endpoint.services.cloud import (
-        Cloud,  # here, because an HTTP client would slow every other command down
+        Cloud,  # here, because an HTTP client would slow every other command down     )
     )
 
     endpoint_id = directory.read_endpoint_id()

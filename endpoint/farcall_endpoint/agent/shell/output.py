@@ -9,16 +9,14 @@ from __future__ import annotations
 import codecs
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from farcall_common.limits import MAX_OUTPUT_ANSWER_BYTES, MAX_OUTPUT_PIECE_BYTES, MAX_OUTPUT_TASKS
-from farcall_common.sealing import Answer, seal_answer
 from farcall_common.wire import OutputPiece, OutputRequest, OutputText, OutputWanted, TaskOutput
 from farcall_endpoint.agent.core.tasks import Stage, Task, attempt_of
 from farcall_endpoint.agent.shell.output_store import OutputStore
+from farcall_endpoint.agent.shell.sealing import seal_output
 from farcall_endpoint.contracts.agent_manager import OutputRead, ReadOutput, RunningOutput, WantedOutput
 from farcall_endpoint.contracts.output import Stream
 
@@ -26,7 +24,6 @@ NOT_STARTED: Final = "NOT_STARTED"
 NOT_KEPT: Final = "NOT_KEPT"
 
 _LONGEST_CHARACTER: Final = 4
-_MAX_SEALED_TEXT: Final = 2**31
 
 
 class OutputAnswers:
@@ -88,7 +85,7 @@ class OutputAnswers:
             )
             return self._kept(request, max_bytes)
         cut = functools.partial(piece, max_bytes=max_bytes, is_final=False)
-        return _sealed(
+        return seal_output(
             OutputPiece(
                 task_id=wanted.task_id,
                 attempt=wanted.start,
@@ -121,7 +118,7 @@ class OutputAnswers:
         out = cut(kept.stdout, wanted_from=wanted.stdout_from)
         err = cut(kept.stderr, wanted_from=wanted.stderr_from)
         is_read = out.next >= kept.stdout_end and err.next >= kept.stderr_end
-        return _sealed(
+        return seal_output(
             OutputPiece(
                 task_id=wanted.task_id,
                 attempt=kept.attempt,
@@ -157,27 +154,3 @@ def piece(stream: Stream, *, wanted_from: int, max_bytes: int, is_final: bool) -
     if pending == len(cut) >= max_bytes:  # the limit is shorter than a character
         text, pending = decoder.decode(b"", final=True), 0
     return OutputText(start=start, next=start + len(cut) - pending, text=text)
-
-
-def _sealed(plain: OutputPiece, answer_key: bytes) -> OutputPiece:
-    """A piece as it leaves the endpoint: without texts if the call was sealed."""
-    if not answer_key or not (plain.stdout.text or plain.stderr.text):
-        return plain
-    content = {"attempt": plain.attempt, "stdout": _content(plain.stdout), "stderr": _content(plain.stderr)}
-    sealed = seal_answer(
-        msgspec.json.encode(content),
-        answer_key,
-        part=Answer.OUTPUT,
-        task_id=plain.task_id,
-        max_text_bytes=_MAX_SEALED_TEXT,
-    )
-    return msgspec.structs.replace(
-        plain,
-        stdout=msgspec.structs.replace(plain.stdout, text=""),
-        stderr=msgspec.structs.replace(plain.stderr, text=""),
-        sealed=bytes(sealed).decode(),
-    )
-
-
-def _content(text: OutputText) -> Mapping[str, Any]:
-    return {"from": text.start, "next": text.next, "text": text.text}

@@ -15,12 +15,14 @@ from farcall_common.graphs import STAGES, VALUES
 from farcall_common.limits import MAX_INLINE_BYTES
 from farcall_common.sealing import Answer, SealingSecrets, is_sealed, is_sealed_text, open_call, seal_answer
 from farcall_common.staging import FILES
-from farcall_common.wire import TaskSpec
+from farcall_common.wire import OutputPiece, OutputText, TaskSpec
 from farcall_endpoint.agent.core.graphs import fewer
 from farcall_endpoint.agent.core.tasks import OpenedCall, Task, TaskResult
 from farcall_endpoint.contracts import outcomes
 from farcall_endpoint.host.shared_memory import Bytes
 
+_MAX_SEALED_OUTPUT: Final = 2**31
+"""Every piece of output is sealed as text."""
 _SMALL_BYTES: Final = 64 * 1024
 _MAX_SEALED_TEXT: Final = 60 * 1024
 """The forwarder cuts off what exceeds 64 KiB: a seal that is cut cannot be opened."""
@@ -103,6 +105,30 @@ def seal_result(task: Task, result: TaskResult) -> TaskResult:
         sealed = seal(_encoded_details(result.details), part=Answer.DETAILS, max_text_bytes=_MAX_SEALED_TEXT)
         result.details = {**_numbers(result.details), "sealed": bytes(sealed).decode()}
     return result
+
+
+def seal_output(plain: OutputPiece, answer_key: bytes) -> OutputPiece:
+    """A piece as it leaves the endpoint: without texts if the call was sealed."""
+    if not answer_key or not (plain.stdout.text or plain.stderr.text):
+        return plain
+    content = {"attempt": plain.attempt, "stdout": _content(plain.stdout), "stderr": _content(plain.stderr)}
+    sealed = seal_answer(
+        msgspec.json.encode(content),
+        answer_key,
+        part=Answer.OUTPUT,
+        task_id=plain.task_id,
+        max_text_bytes=_MAX_SEALED_OUTPUT,
+    )
+    return msgspec.structs.replace(
+        plain,
+        stdout=msgspec.structs.replace(plain.stdout, text=""),
+        stderr=msgspec.structs.replace(plain.stderr, text=""),
+        sealed=bytes(sealed).decode(),
+    )
+
+
+def _content(text: OutputText) -> Mapping[str, Any]:
+    return {"from": text.start, "next": text.next, "text": text.text}
 
 
 def _encoded(error: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ in one order; those that come meanwhile are another batch. The process calls bot
 Both raise or report :class:`MoveError` for whatever fails a file, and let every other
 exception pass: it is a defect, and fails the file with what it says.
 
-Which submitter may use which storage is decided before (``staging.access``): a mover is made for one storage, with the
+Which submitter may use which storage is decided before (``files.access``): a mover is made for one storage, with the
 options of that.
 """
 

@@ -38,7 +38,7 @@ def confine(level: str, *, readable: Sequence[str], writable: Sequence[str]) -> 
     """
     if level:
         from farcall_endpoint.host.isolation.process import (
-            drop_capabilities,  # an image's Python may lack what they need
+            drop_capabilities,  # an image's Python may lack what they need         )
         )
 
         drop_capabilities()

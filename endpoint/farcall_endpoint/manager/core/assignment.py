@@ -16,7 +16,7 @@ from typing import Final
 from farcall_endpoint.contracts.prefetch import PrefetchPolicy
 from farcall_endpoint.manager.core import orders
 from farcall_endpoint.manager.core.actions import Action, Adopt, Launch
-from farcall_endpoint.manager.core.ahead import AheadCalls
+from farcall_endpoint.manager.core.calls_ahead import AheadCalls
 from farcall_endpoint.manager.core.environment_states import EnvironmentStates
 from farcall_endpoint.manager.core.events import Instant, Job, WorkerDied
 from farcall_endpoint.manager.core.extra_workers import Extras

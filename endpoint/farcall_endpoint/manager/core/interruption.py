@@ -20,8 +20,8 @@ from farcall_endpoint.contracts import outcomes
 from farcall_endpoint.contracts.agent_manager import Died, Ending, Used
 from farcall_endpoint.manager.core import orders
 from farcall_endpoint.manager.core.actions import Action, Kill, Pass, Recall
-from farcall_endpoint.manager.core.ahead import AheadCalls
 from farcall_endpoint.manager.core.away import AwayCalls
+from farcall_endpoint.manager.core.calls_ahead import AheadCalls
 from farcall_endpoint.manager.core.environment_states import EnvironmentStates
 from farcall_endpoint.manager.core.events import Instant, Job, WorkerDied
 from farcall_endpoint.manager.core.graphs import RunningGraph

@@ -61,10 +61,10 @@ from farcall_endpoint.graphs.values import GraphSettings
 from farcall_endpoint.host.shared_memory import Body, Frame
 from farcall_endpoint.manager.core import orders
 from farcall_endpoint.manager.core.actions import Action, Leave, ReadGraph, ReadStreams
-from farcall_endpoint.manager.core.ahead import AheadCalls
 from farcall_endpoint.manager.core.assignment import Assignment
 from farcall_endpoint.manager.core.away import AwayCalls, Guests
 from farcall_endpoint.manager.core.blocks import BlockRequests
+from farcall_endpoint.manager.core.calls_ahead import AheadCalls
 from farcall_endpoint.manager.core.environment_states import EnvironmentStates
 from farcall_endpoint.manager.core.events import (
     AgentLost,
@@ -90,12 +90,12 @@ from farcall_endpoint.manager.core.events import (
     Terminated,
     WorkerDied,
 )
-from farcall_endpoint.manager.core.files import NodeFiles
 from farcall_endpoint.manager.core.graphs import Graphs
 from farcall_endpoint.manager.core.interruption import Interruptions, Kept
 from farcall_endpoint.manager.core.latency import LatencyTasks
 from farcall_endpoint.manager.core.limits import is_limited
 from farcall_endpoint.manager.core.nested_calls import NestedCalls
+from farcall_endpoint.manager.core.node_copies import NodeFiles
 from farcall_endpoint.manager.core.preparation import Preparations
 from farcall_endpoint.manager.core.reports import Reports
 from farcall_endpoint.manager.core.task_queue import TaskQueue
