@@ -187,15 +187,16 @@ class Client(SourceCode, Sharing):
         policy = ResultPolicy(
             endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
         )
-        sealer = Sealer(endpoints, mode=default_mode(sealed))
+        names = EndpointNames(lambda role: self._api.list_endpoints(role=role))
+        sealer = Sealer(endpoints, mode=default_mode(sealed), meanings=names.meanings)
         self._connection = Connection(
             self._api,
             Blobs(self._api),
             CompatibilityChecker(endpoints),
             policy,
             sealer,
-            EndpointNames(lambda role: self._api.list_endpoints(role=role)),
-            Ids(self._api),
+            names,
+            Ids(self._api, may_be_completed=sealer.may_be_completed),
             OutputReader(self._api, sealer),
             TargetWarnings(),
         )

@@ -18,6 +18,7 @@ from farcall_common.errors import (
     FunctionUnknown,
     InvalidRequest,
     NotFound,
+    ProtocolError,
     TaskGroupUnknown,
     TaskUnknown,
     did_you_mean,
@@ -46,6 +47,7 @@ class EndpointNames:
         self._list = list_endpoints
         self._environ = environ
         self._known: dict[str | None, tuple[str, float]] = {}
+        self._meanings: dict[str, set[str]] = {}
         #: Names of the endpoints that were listed last.
         self.seen: Sequence[str] = ()
 
@@ -64,7 +66,12 @@ class EndpointNames:
         known = self._known.get(text)
         if known is None or not 0 <= time.monotonic() - known[1] < _KNOWN_S:
             known = self._known[text] = self._choose(text, source), time.monotonic()
+            self._meanings.setdefault(known[0], set()).add(text or "")
         return known[0]
+
+    def meanings(self, endpoint_id: str) -> frozenset[str]:
+        """What the user has written that the service says means an endpoint: names, first digits, or nothing."""
+        return frozenset(self._meanings.get(endpoint_id, ()))
 
     def _configured(self) -> tuple[str | None, str]:
         """The configured endpoint, and for messages, where it is configured."""
@@ -79,7 +86,7 @@ class EndpointNames:
             self.seen = [str(each["name"]) for each in endpoints]
             found = endpoints if wanted is None else _meant(endpoints, wanted)
             if len(found) == 1:
-                return str(found[0]["uuid"])
+                return _checked("an endpoint", str(found[0]["uuid"]))
             if found:
                 ids = ", ".join(f"{each['name']} ({each['uuid']})" for each in found[:_SHOWN])
                 which = f"which endpoint is {wanted!r}{source}" if wanted else "which endpoint"
@@ -99,17 +106,28 @@ def _meant(endpoints: Endpoints, wanted: str) -> Endpoints:
 
 class Ids:
     """Finds ids of tasks, groups and functions by their first digits: four or more, with or without hyphens. May be
-    used from any thread. A whole id needs no request."""
+    used from any thread. A whole id needs no request.
 
-    def __init__(self, api: Api) -> None:
+    :param may_be_completed: whether the service's word is enough that a task's first digits mean this id.
+    """
+
+    def __init__(self, api: Api, *, may_be_completed: Callable[[str], bool] = lambda _: True) -> None:
         self._api = api
+        self._may_be_completed = may_be_completed
 
     def task(self, wanted: str | uuid.UUID) -> str:
         """:raises TaskUnknown: if no task of the user has such an id.
 
-        :raises InvalidRequest: if several have, or if these are not the first digits of an id.
+        :raises InvalidRequest: if several have, if these are not the first digits of an id, or if the service could
+            have chosen a task that is not sealed in the place of one that is.
         """
-        return self._find("task", str(wanted))
+        found = self._find("task", str(wanted))
+        if as_uuid(str(wanted)) or self._may_be_completed(found):
+            return found
+        raise InvalidRequest(
+            f"the service says that {wanted} is task {found}, which was not sealed",
+            hint="Give the whole id: the service could have chosen the task. Or read it with sealed='off'.",
+        )
 
     def group(self, wanted: str | uuid.UUID) -> str:
         """:raises TaskGroupUnknown, InvalidRequest: as for :meth:`task`."""
@@ -151,7 +169,21 @@ class Ids:
 
 def _beginning_with(text: str, ids: Iterable[str]) -> list[str]:
     digits = text.lower().replace("-", "")
-    return [each for each in ids if each.replace("-", "").startswith(digits)]
+    return [
+        _checked("a task, group, function or endpoint", each)
+        for each in ids
+        if each.replace("-", "").startswith(digits)
+    ]
+
+
+def _checked(kind: str, found: str) -> str:
+    """An id from the service, which may end up in files and addresses.
+
+    :raises ProtocolError: if it is not an id.
+    """
+    if as_uuid(found) != found:
+        raise ProtocolError(f"the service answered with {found!r}; expected the id of {kind}")
+    return found
 
 
 def _only(kind: str, text: str, found: Sequence[str]) -> str:

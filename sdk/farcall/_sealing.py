@@ -16,7 +16,9 @@ import datetime as dt
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 
@@ -72,6 +74,7 @@ class _SealedOutput(TypedDict):
     """The texts in an answer about output. Other keys are left out: they would replace those of the cloud's answer."""
 
     attempt: int
+    complete: bool
     stdout: _SealedStream
     stderr: _SealedStream
 
@@ -143,7 +146,7 @@ class _Lines:
         :raises ConfigurationError: if the file cannot be written.
         """
         try:
-            write_private(self.path, "".join(f"{name} {text}\n" for name, text in lines.items()).encode())
+            write_private(self.path, b"".join(_line(name, text) for name, text in lines.items()))
         except OSError as error:
             raise ConfigurationError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -154,7 +157,17 @@ class _Lines:
         """
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with os.fdopen(descriptor, "wb", buffering=0) as file:
-            file.write(f"{name} {text}\n".encode())
+            file.write(_line(name, text))
+
+
+def _line(name: str, text: str) -> bytes:
+    """A line of two words.
+
+    :raises ConfigurationError: if one is empty or more than a word: the service could add lines of its own.
+    """
+    if [name] != name.split() or [text] != text.split():
+        raise ConfigurationError(f"{name!r} with {text!r} is not an entry: expected two words")
+    return f"{name} {text}\n".encode()
 
 
 class KnownEndpoints:
@@ -165,6 +178,7 @@ class KnownEndpoints:
 
         ID FINGERPRINT
         ID:newest-key EPOCH_SECONDS         a line of its own: earlier releases keep it when they write the file
+        name:NAME ID                        the endpoint that a name meant first, quoted as in a URL
     """
 
     def __init__(self, home: Path | None) -> None:
@@ -186,13 +200,21 @@ class KnownEndpoints:
         text = self._lines.read().get(_newest_key(endpoint_id), "")
         return int(text) if text.isdecimal() else 0
 
-    def put(self, endpoint_id: str, fingerprint: str, *, created_at: int) -> None:
-        """Keep the fingerprint of an endpoint, and when its sealing key was made.
+    def meaning(self, name: str) -> str | None:
+        """The endpoint that a name meant when a call was sealed to it first; None if it is new.
+
+        :raises ConfigurationError: if the file cannot be read.
+        """
+        return self._lines.read().get(_name_key(name))
+
+    def put(self, endpoint_id: str, fingerprint: str, *, created_at: int, names: Iterable[str] = ()) -> None:
+        """Keep the fingerprint of an endpoint, when its sealing key was made, and that these names mean it.
 
         :raises ConfigurationError: if the file cannot be read or written.
         """
         with self._lock:
             known = {endpoint_id: fingerprint, _newest_key(endpoint_id): str(created_at)}
+            known |= {_name_key(name): endpoint_id for name in names}
             self._lines.write(self._lines.read() | known)
 
     def check(self, endpoint_id: str, found: str | None, *, created_at: int = 0) -> None:
@@ -221,13 +243,31 @@ class KnownEndpoints:
                 f"make a new key; to accept the old one, run {accept}.",
             )
 
-    def forget(self, endpoint_id: str) -> None:
-        """Treat an endpoint as new."""
+    def check_name(self, name: str, endpoint_id: str) -> None:
+        """Compare the endpoint that a name means now, by the word of the service, with what is kept.
+
+        :raises EndpointKeyChanged: if the name meant another endpoint.
+        """
+        known = self.meaning(name)
+        if known is not None and known != endpoint_id:
+            what = f"the name {name!r} means" if name else "the only endpoint is"
+            raise EndpointKeyChanged(
+                f"{what} endpoint {endpoint_id} now; this user has sealed calls to {known} by it",
+                hint="Another party may want to read your calls. Name the endpoint by its id; or, if the change is "
+                f"right, run `farcall endpoints fingerprint {shlex.quote(name) or endpoint_id} --accept`.",
+            )
+
+    def forget(self, endpoint_id: str, *, names: Iterable[str] = ()) -> None:
+        """Treat an endpoint as new, and these names."""
         with self._lock:
             known = self._lines.read()
-            if endpoint_id in known:
-                gone = {endpoint_id, _newest_key(endpoint_id)}
+            gone = {endpoint_id, _newest_key(endpoint_id), *map(_name_key, names)}
+            if not gone.isdisjoint(known):
                 self._lines.write({name: text for name, text in known.items() if name not in gone})
+
+
+def _name_key(name: str) -> str:
+    return f"name:{urllib.parse.quote(name, safe='')}"
 
 
 def _newest_key(endpoint_id: str) -> str:
@@ -245,6 +285,7 @@ class Sealer:
     """Seals calls and opens answers. May be used from any thread.
 
     :param mode: provides that of calls that do not have their own; "required" also refuses results that are not sealed.
+    :param meanings: returns the names by which the user has named an endpoint.
     """
 
     def __init__(
@@ -252,10 +293,12 @@ class Sealer:
         endpoints: EndpointCache,
         *,
         mode: Callable[[], SealMode],
+        meanings: Callable[[str], Collection[str]] = lambda _: (),
         home: Path | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._mode = mode
+        self._meanings = meanings
         self._endpoints = endpoints
         self._environ = environ
         self._home = known_home(environ) if home is None else home
@@ -300,6 +343,14 @@ class Sealer:
             return False
         exception = self._exceptions.read().get(task_id)
         return exception == "sealed" if exception else has_mark(task_id, secret)
+
+    def may_be_completed(self, task_id: str) -> bool:
+        """Whether the service's word is enough that the first digits of a task's id mean this one. It could name a
+        task that was not sealed in the place of one that was: not where seals matter, and there is a secret.
+
+        :raises ConfigurationError: as :meth:`was_sealed`.
+        """
+        return self.mode == "off" or self.was_sealed(task_id) or self._secret is None
 
     def must_be_sealed(self, task_id: str, sealed: bool | None) -> bool:
         """Whether answers about a task are read only if they are sealed.
@@ -417,7 +468,8 @@ class Sealer:
         if not self.must_be_sealed(task_id, None):
             return answer
         has_text = any((answer.get(stream) or {}).get("text") for stream in ("stdout", "stderr"))
-        return {**answer, "stdout": None, "stderr": None, **({"reason": "NOT_SEALED"} if has_text else {})}
+        is_unproved = has_text or (answer.get("complete") and not answer.get("reason"))
+        return {**answer, "stdout": None, "stderr": None, **({"reason": "NOT_SEALED"} if is_unproved else {})}
 
     def opened_value(self, data: Piece, task_id: str, *, sealed: bool | None) -> Piece:
         """A value, opened if it is sealed.
@@ -482,6 +534,9 @@ class Sealer:
         return open_answer(data, answer_key(secret, task_id=task_id), part=Answer(part), task_id=task_id)
 
     def _key_of(self, endpoint_id: str) -> SealingKey | None:
+        names = self._meanings(endpoint_id)
+        for name in names:
+            self.known.check_name(name, endpoint_id)
         found = self._endpoints.sealing(endpoint_id)
         if found is None:
             self.known.check(endpoint_id, None)
@@ -494,8 +549,9 @@ class Sealer:
 
             key = SealingKey.verified(found, endpoint_id=endpoint_id)
         self.known.check(endpoint_id, key.fingerprint, created_at=key.created_at)
-        if self.known.get(endpoint_id) is None or self.known.newest(endpoint_id) < key.created_at:
-            self.known.put(endpoint_id, key.fingerprint, created_at=key.created_at)
+        is_new = any(self.known.meaning(name) is None for name in names) or self.known.get(endpoint_id) is None
+        if is_new or self.known.newest(endpoint_id) < key.created_at:
+            self.known.put(endpoint_id, key.fingerprint, created_at=key.created_at, names=names)
         self._checked[endpoint_id] = found, key
         return key
 

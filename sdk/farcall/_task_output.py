@@ -108,7 +108,8 @@ class OutputCursor:
 
     def take(self, answer: Mapping[str, Any]) -> Iterator[OutputPart]:
         """The parts of an answer that are new."""
-        self.state, self.reason = str(answer["status"]), answer.get("reason")
+        reason = answer.get("reason")
+        self.state, self.reason = plain(str(answer["status"])), None if reason is None else plain(str(reason))
         attempt = int(answer.get("attempt") or 0)
         # The record counts other attempts than the endpoint, which counts retries, too.
         is_live = answer.get("source") == "endpoint"
@@ -119,7 +120,7 @@ class OutputCursor:
         for stream in STREAMS:
             piece: Mapping[str, Any] = answer.get(stream) or {}
             text, begins = str(piece.get("text") or ""), int(piece.get("from") or 0)
-            if not text:
+            if not text or begins < self._next[stream]:  # the service gives it again
                 continue
             if is_live:
                 self._attempt = attempt

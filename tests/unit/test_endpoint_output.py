@@ -285,11 +285,13 @@ def test_output_of_sealed_calls_leaves_the_endpoint_sealed(bench: Bench) -> None
     assert opened == [
         {
             "attempt": 1,
+            "complete": True,
             "stdout": {"from": 0, "next": 10, "text": "secret too"},
             "stderr": {"from": 0, "next": 0, "text": ""},
         },
         {
             "attempt": 1,
+            "complete": False,
             "stdout": {"from": 0, "next": 8, "text": "a secret"},
             "stderr": {"from": 0, "next": 1, "text": "!"},
         },

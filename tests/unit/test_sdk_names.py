@@ -19,6 +19,7 @@ from farcall_common.errors import (
     EndpointUnknown,
     FunctionUnknown,
     InvalidRequest,
+    ProtocolError,
     TaskGroupUnknown,
     TaskUnknown,
 )
@@ -190,3 +191,22 @@ def test_functions_are_found_by_alias_name_or_the_first_digits_of_their_ids(clie
     with pytest.raises(FunctionUnknown) as caught:
         client.find_function("cuont")
     assert caught.value.hint == "Did you mean 'count'?"
+
+
+@pytest.mark.parametrize("found", [f"{CLUSTER} x", f"{CLUSTER}\nx y", CLUSTER.upper(), "", "cluster", CLUSTER[:-1]])
+def test_what_is_not_an_id_is_refused(found: str) -> None:
+    with pytest.raises(ProtocolError, match="expected the id of an endpoint"):
+        names(own=[endpoint(found, "cluster")]).find("cluster")
+    with pytest.raises((ProtocolError, EndpointUnknown)):
+        names(own=[endpoint(found, "laptop")], everything=[]).find("c1a5")
+
+
+def test_what_a_user_has_written_for_an_endpoint_is_kept() -> None:
+    found = names()
+    for written in ("cluster", "c1a57", CLUSTER):
+        assert found.find(written) == CLUSTER
+    assert found.meanings(CLUSTER) == {"cluster", "c1a57"}
+    assert found.meanings(LAPTOP) == set()
+    only = names(own=OWN[:1])
+    assert only.find(None) == CLUSTER
+    assert only.meanings(CLUSTER) == {""}

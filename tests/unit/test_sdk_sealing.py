@@ -57,9 +57,10 @@ class Lab:
         self.api, self.home, self.now = Api(), home, 0.0
         self.environ: dict[str, str] = {}
 
-    def sealer(self, mode: SealMode = "offered") -> Sealer:
+    def sealer(self, mode: SealMode = "offered", *names: str) -> Sealer:
+        """:param names: by which the user has named the endpoint."""
         endpoints = EndpointCache(self.api, clock=lambda: self.now)  # type: ignore[arg-type]
-        return Sealer(endpoints, mode=lambda: mode, home=self.home, environ=self.environ)
+        return Sealer(endpoints, mode=lambda: mode, meanings=lambda _: names, home=self.home, environ=self.environ)
 
 
 @pytest.fixture
@@ -231,12 +232,12 @@ def test_errors_and_details_are_opened(lab: Lab) -> None:
 def test_sealed_output_has_texts_and_places_and_nothing_else(lab: Lab) -> None:
     key = answers(lab)
     stream = '{"from": 0, "next": 1, "text": "a"}'
-    found = text(
-        f'{{"attempt": 1, "stdout": {stream}, "stderr": {stream}, "status": "x"}}'.encode(), key, Answer.OUTPUT
-    )
-    opened = lab.sealer().opened_output("t", {"status": "running", "attempt": 0, "sealed": found})
+    sealed = f'{{"attempt": 1, "complete": false, "stdout": {stream}, "stderr": {stream}, "status": "x"}}'
+    found = text(sealed.encode(), key, Answer.OUTPUT)
+    opened = lab.sealer().opened_output("t", {"status": "running", "attempt": 0, "complete": True, "sealed": found})
     assert (opened["status"], opened["attempt"], opened["stdout"]["text"]) == ("running", 1, "a")
-    for forged in (f'{{"attempt": 1, "stdout": 5, "stderr": {stream}}}', "{}", "[]"):
+    assert not opened["complete"]
+    for forged in (f'{{"attempt": 1, "complete": false, "stdout": 5, "stderr": {stream}}}', "{}", "[]"):
         with pytest.raises(SealInvalid):
             lab.sealer().opened_output("t", {"sealed": text(forged.encode(), key, Answer.OUTPUT)})
 
@@ -313,6 +314,9 @@ def test_output_without_a_seal_is_left_out(lab: Lab) -> None:
     for reader, of in ((lab.sealer("off"), task_id), (lab.sealer("required"), "t")):
         left_out = {"stdout": None, "stderr": None, "reason": "NOT_SEALED"}
         assert reader.opened_output(of, answer) == {**answer, **left_out}
+        nothing = answer | {"stdout": None, "stderr": None, "complete": True}
+        assert reader.opened_output(of, nothing)["reason"] == "NOT_SEALED"
+        assert reader.opened_output(of, nothing | {"reason": "NOT_KEPT"})["reason"] == "NOT_KEPT"
     assert lab.sealer().opened_output("t", answer) == answer
 
 
@@ -471,3 +475,47 @@ def test_batch_that_is_run_again_sends_the_same_sealed_calls(tmp_path: Path, mon
         assert bodies[0] == bodies[1]
         [[payload]] = json.loads(bodies[0])["tasks"].values()
         assert payload.startswith("fs\n")
+
+
+@pytest.mark.parametrize("name", ["lab", "a lab of \nours: 100 %", "018f", ""])
+@pytest.mark.parametrize("mode", ["offered", "required"])
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_name_means_the_endpoint_that_the_first_call_was_sealed_to(
+    lab: Lab, name: str, mode: SealMode, has_key: bool
+) -> None:
+    seal(lab.sealer(mode, name))
+    kept = (lab.home / "known_endpoints").read_text()
+    assert len(kept.splitlines()) == 3
+    other = "018f5b8e-0000-7000-8000-0000000000ff"
+    secrets = SealingSecrets.new(now=1.0)
+    lab.api.sealing = secrets.public(endpoint_id=other).to_json() if has_key else None
+    where: dict[str, Any] = {"endpoint_id": other, "function": FUNCTION, "task_id": "t"}
+    with pytest.raises(EndpointKeyChanged, match=f"{other} now; .*{ENDPOINT}"):
+        lab.sealer(mode, name).seal(b"call", mode=None, **where)
+    assert (lab.home / "known_endpoints").read_text() == kept
+    sealer = lab.sealer(mode, name)
+    sealer.known.forget(other, names=[name])
+    if has_key or mode == "offered":
+        assert (sealer.seal(b"call", mode=None, **where) == b"call") is not has_key
+        assert sealer.known.meaning(name) == (other if has_key else None)
+
+
+@pytest.mark.parametrize("name", [f"{ENDPOINT} x\nother", f"{ENDPOINT}\t", "", " ", "a\u2028b", "a\x85b"])
+def test_an_entry_is_two_words(lab: Lab, name: str) -> None:
+    seal(lab.sealer())
+    kept = (lab.home / "known_endpoints").read_text()
+    known = lab.sealer().known
+    for words in ((name, "fingerprint"), ("endpoint", name)):
+        with pytest.raises(ConfigurationError, match="expected two words"):
+            known.put(*words, created_at=1)
+    assert (lab.home / "known_endpoints").read_text() == kept
+
+
+def test_first_digits_mean_a_sealed_task_only_where_seals_matter(lab: Lab) -> None:
+    assert lab.sealer().may_be_completed(new_task_id())  # without a secret, there are no sealed tasks
+    seal(lab.sealer())
+    marked = lab.sealer().new_task_id("required", endpoint_id=ENDPOINT)
+    for mode in ("offered", "required"):
+        assert lab.sealer(mode).may_be_completed(marked)
+        assert not lab.sealer(mode).may_be_completed(new_task_id())
+    assert lab.sealer("off").may_be_completed(new_task_id())

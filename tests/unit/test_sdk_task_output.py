@@ -87,6 +87,14 @@ class ScriptedApi:
         return found
 
 
+def test_output_that_comes_again_is_left_out_and_codes_are_plain() -> None:
+    cursor = OutputCursor("t", first=0)
+    assert [part.text for part in cursor.take(answer(stdout=piece(0, "abc")))] == ["abc"]
+    assert list(cursor.take(answer(stdout=piece(0, "abc"), reason="a\x1b[31m"))) == []
+    assert "\x1b" not in str(cursor.reason)
+    assert [part.text for part in cursor.take(answer(stdout=piece(3, "d")))] == ["d"]
+
+
 @pytest.mark.parametrize("silent", [1, 4, 5])
 def test_an_endpoint_that_does_not_answer_is_asked_again(silent: int) -> None:
     busy = answer(status="success", source="none", reason="NO_ANSWER")

@@ -266,12 +266,13 @@ def fingerprint(
     """Show the identity to which calls of an endpoint are sealed: as the API reports it, and as you know it."""
     with connected(context) as client:
         endpoint_id = resolve_endpoint(client, endpoint)
-        sealer = connection_of(client).sealer
+        connection = connection_of(client)
+        sealer, names = connection.sealer, connection.names.meanings(endpoint_id)
         key = sealer.reported(endpoint_id)
     if accept and key is None:
-        sealer.known.forget(endpoint_id)
+        sealer.known.forget(endpoint_id, names=names)
     elif accept and key is not None:
-        sealer.known.put(endpoint_id, key.fingerprint, created_at=key.created_at)
+        sealer.known.put(endpoint_id, key.fingerprint, created_at=key.created_at, names=names)
     found, made_at = (None, None) if key is None else (key.fingerprint, key.created_at)
     known, newest = sealer.known.get(endpoint_id), sealer.known.newest(endpoint_id) or None
     if as_json:

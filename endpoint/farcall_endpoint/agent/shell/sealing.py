@@ -111,7 +111,12 @@ def seal_output(plain: OutputPiece, answer_key: bytes) -> OutputPiece:
     """A piece as it leaves the endpoint: without texts if the call was sealed."""
     if not answer_key or not (plain.stdout.text or plain.stderr.text):
         return plain
-    content = {"attempt": plain.attempt, "stdout": _content(plain.stdout), "stderr": _content(plain.stderr)}
+    content = {
+        "attempt": plain.attempt,
+        "complete": plain.complete,
+        "stdout": _content(plain.stdout),
+        "stderr": _content(plain.stderr),
+    }
     sealed = seal_answer(
         msgspec.json.encode(content),
         answer_key,
