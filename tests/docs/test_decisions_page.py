@@ -16,6 +16,7 @@ RECORDS: Final = sorted(ADR.glob("[0-9]*.md"))
 MAX_WORDS: Final = 400
 PARTS: Final = ("Decided", "Why", "What follows", "Rejected", "Held by")
 LINK: Final = re.compile(r"\[(?P<number>\d{4})\]\((?P<name>[^)]+)\)")
+PAGE_LINK: Final = re.compile(r"\]\((\.\./[^)#]+)")
 ROW: Final = re.compile(r"^\| \[(?P<number>\d{4})\]\((?P<name>[^)]+)\) \| (?P<title>.+?) \| .+ \|$", re.M)
 #: What other files say of a record: its path (with or without a title) or its number.
 REFERENCE: Final = re.compile(r"(?:docs/adr/|\badr/|\bADR )(?P<name>\d{4}[\w-]*(?:\.md)?)")
@@ -103,6 +104,12 @@ def test_links_name_the_number_that_they_lead_to() -> None:
         for link in LINK.finditer(path.read_text(encoding="utf-8")):
             assert link["name"].startswith(link["number"]), path.name
             assert (ADR / link["name"]).is_file(), f"{path.name} links to {link['name']}"
+
+
+def test_links_to_other_pages_lead_to_files() -> None:
+    links = {(path.name, target) for path in RECORDS for target in PAGE_LINK.findall(path.read_text(encoding="utf-8"))}
+    assert links
+    assert {(name, target) for name, target in links if not (ADR / target).is_file()} == set()
 
 
 def test_an_amended_record_names_its_amendment() -> None:
