@@ -1,4 +1,4 @@
-"""The decision records have numbers without gaps, one form, and an index that lists each of them."""
+"""The decision records have numbers without gaps, one form, few words, and an index that lists each of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from tests.docs.pages import DOCS
 ADR: Final = DOCS / "adr"
 ROOT: Final = DOCS.parent
 RECORDS: Final = sorted(ADR.glob("[0-9]*.md"))
+MAX_WORDS: Final = 400
 PARTS: Final = ("Decided", "Why", "What follows", "Rejected", "Held by")
 LINK: Final = re.compile(r"\[(?P<number>\d{4})\]\((?P<name>[^)]+)\)")
+PAGE_LINK: Final = re.compile(r"\]\((\.\./[^)#]+)")
 ROW: Final = re.compile(r"^\| \[(?P<number>\d{4})\]\((?P<name>[^)]+)\) \| (?P<title>.+?) \| .+ \|$", re.M)
 #: What other files say of a record: its path (with or without a title) or its number.
 REFERENCE: Final = re.compile(r"(?:docs/adr/|\badr/|\bADR )(?P<name>\d{4}[\w-]*(?:\.md)?)")
@@ -67,7 +69,13 @@ def test_a_record_has_the_form(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert re.match(rf"# {path.name[:4]}: [A-Za-z].+\n\n", text)
     parts = re.findall(rf"^\*\*({'|'.join(PARTS)})(?:\.\*\*|\*\*)", text, re.M)
-    assert parts == list(PARTS)
+    assert parts in (list(PARTS), [part for part in PARTS if part != "What follows"])
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_is_short(path: Path) -> None:
+    words = [word for word in path.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
+    assert len(words) <= MAX_WORDS
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
@@ -85,11 +93,23 @@ def test_the_index_lists_each_record() -> None:
     assert list(rows) == list(titles)
 
 
+def test_the_navigation_names_records_in_order() -> None:
+    named = re.findall(r"^ +- adr/(\d{4}-.+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    assert 25 <= len(named) <= 35
+    assert named == [path.name for path in RECORDS if path.name in named]
+
+
 def test_links_name_the_number_that_they_lead_to() -> None:
     for path in ADR.glob("*.md"):
         for link in LINK.finditer(path.read_text(encoding="utf-8")):
             assert link["name"].startswith(link["number"]), path.name
             assert (ADR / link["name"]).is_file(), f"{path.name} links to {link['name']}"
+
+
+def test_links_to_other_pages_lead_to_files() -> None:
+    links = {(path.name, target) for path in RECORDS for target in PAGE_LINK.findall(path.read_text(encoding="utf-8"))}
+    assert links
+    assert {(name, target) for name, target in links if not (ADR / target).is_file()} == set()
 
 
 def test_an_amended_record_names_its_amendment() -> None:
