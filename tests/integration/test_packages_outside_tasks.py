@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,3 +171,5 @@ def test_a_thread_that_computes_between_tasks_that_follow_each_other_ends_its_wo
             with contextlib.suppress(TimeoutError):
                 wait_until(lambda: not psutil.pid_exists(worker), timeout_s=0.5)
             endpoint.cloud.end(endpoint.cloud.submit(abs, -1, submitter=SUBMITTER))
+        later = [endpoint.cloud.end(endpoint.cloud.submit(os.getpid, submitter=SUBMITTER)).value for _ in range(3)]
+        assert len(set(later)) == 3, "its workers run one task each now"

@@ -6,8 +6,11 @@ import math
 
 import pytest
 
+from farcall_endpoint.contracts.agent_manager import TaskOrder
+from farcall_endpoint.manager.core.events import Job, ProcessesLeft, TasksReceived
 from farcall_endpoint.manager.shell import processes
 from farcall_endpoint.manager.shell.processes import IDLE_LIMIT_S, Leftovers, ShareLimit
+from tests.support.manager import Rig, ready
 
 
 class Worker:
@@ -84,3 +87,36 @@ def test_long_work_does_not_pay_for_what_is_computed_afterwards(worker: Worker) 
     worker.run(0.01, processors=1.0)
     worker.idle(20.0, processors=1.0)
     assert worker.is_ended
+
+
+# -- afterwards --------------------------------------------------------------------------------------------------------
+
+
+def send(rig: Rig, name: str, submitter: str) -> int:
+    """Send a task; the worker that runs it, which is started if there is none."""
+    rig.handle(TasksReceived([Job(TaskOrder(name, 1, "h", 0, submitter=submitter), b"body", b"payload")]))
+    for worker_id in [each for each in rig.killed if each in rig.workers]:
+        rig.die(worker_id)
+    worker_id = max(rig.workers)
+    if not rig.workers[worker_id].packets:
+        rig.handle(ready(worker_id))
+    assert rig.done(worker_id) == name
+    return worker_id
+
+
+def test_workers_of_whom_computes_without_a_task_run_one_task_each_for_ten_minutes() -> None:
+    rig = Rig(slots=1)
+    first = send(rig, "a", "alice")
+    assert send(rig, "b", "alice") == first
+    rig.handle(ProcessesLeft(first, computes=True))
+    assert rig.killed == [first]
+    second, third = send(rig, "c", "alice"), send(rig, "d", "alice")
+    assert rig.killed == [first, second, third]
+    assert len({first, second, third}) == 3
+    bob = send(rig, "e", "bob")
+    assert send(rig, "f", "bob") == bob
+    rig.now += 601.0
+    rig.handle(ProcessesLeft(bob))  # processes without computation change nothing for the next workers
+    last = send(rig, "g", "alice")
+    assert send(rig, "h", "alice") == last
+    assert last not in rig.killed

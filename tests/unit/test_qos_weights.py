@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
 import os
@@ -12,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farcall_endpoint.host.cgroups import Cgroups
+from farcall_endpoint.host.process_reaper import Process
+from farcall_endpoint.qos import autogroup
 from farcall_endpoint.qos.actuators import Actuator, NoActuator
 from farcall_endpoint.qos.autogroup import AutogroupShares, NiceQueue, read_autogroup
 from farcall_endpoint.qos.cgroup_shares import CgroupShares, group_name, try_directory
@@ -164,3 +167,31 @@ def test_no_actuator_does_nothing() -> None:
     actuator.forget("f")
     assert (actuator.name, actuator.tick(), actuator.problem) == ("none", None, "autogroup: switched off")
     actuator.close()
+
+
+@pytest.mark.parametrize("closed", [(), (10,), (10, 11), (10, 11, 12)])
+def test_a_session_is_set_by_a_process_that_permits_it(
+    monkeypatch: pytest.MonkeyPatch, closed: tuple[int, ...]
+) -> None:
+    written: list[tuple[int, int]] = []
+
+    def write(pid: int, nice: int, *, proc: Path) -> None:
+        if pid in closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        written.append((pid, nice))
+
+    def group(pid: int | str, *, proc: Path) -> tuple[str, int]:
+        return f"/autogroup-{'self' if pid == 'self' else int(pid) // 10}", 0
+
+    monkeypatch.setattr(autogroup, "write_nice", write)
+    monkeypatch.setattr(autogroup, "read_autogroup", group)
+    monkeypatch.setattr(autogroup, "tree", lambda pid: [pid + 1, pid + 2])
+    monkeypatch.setattr(
+        autogroup, "read_process", lambda _: Process(parent=1, start=1, resident_bytes=0, is_zombie=False)
+    )
+    actuator = AutogroupShares()
+    actuator.join(10, "batch")
+    actuator.join(20, "fast")
+    actuator.set_weights({"batch": 25, "fast": 100})
+    assert written == ([(10 + len(closed), 6)] if len(closed) < 3 else [])
+    assert bool(actuator.problem) is (len(closed) == 3)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -80,7 +80,8 @@ class _Member:
 
 
 class _Session(NamedTuple):
-    pid: int
+    pids: list[int]
+    """Processes of the session: one of them may be closed to this user, as the supervisor of a worker is."""
     nice: int
 
 
@@ -134,19 +135,29 @@ class AutogroupShares:
             self._plan()
         while (change := self._queue.due(now := self._clock())) is not None:
             name, nice = change
-            pid = self._sessions[name].pid
             try:
-                write_nice(pid, nice, proc=self._proc)
+                self._write(self._sessions[name].pids, nice)
             except BlockingIOError:
                 self._queue.refused(now)
             except (ProcessLookupError, FileNotFoundError):  # it has ended
                 self._queue.drop(name)
             except OSError as error:
                 self._queue.drop(name)
-                self.problem = self.problem or f"process {pid}: {describe_error(error)}"
+                self.problem = self.problem or f"process {self._sessions[name].pids[0]}: {describe_error(error)}"
             else:
                 self._queue.done(name, now)
         return self._queue.delay(now)
+
+    def _write(self, pids: Sequence[int], nice: int) -> None:
+        """Set the nice value of a session by the first of its processes that permits it.
+
+        :raises OSError: as :func:`write_nice`, of the last process.
+        """
+        for pid in pids[:-1]:
+            with contextlib.suppress(PermissionError, ProcessLookupError, FileNotFoundError):
+                write_nice(pid, nice, proc=self._proc)
+                return
+        write_nice(pids[-1], nice, proc=self._proc)
 
     def forget(self, function: str) -> None:
         """The processes of a function get nice 0 again, at the next ticks."""
@@ -182,7 +193,7 @@ class AutogroupShares:
                         self.problem = self.problem or f"process {pid} is not in a session of its own"
                     continue
                 name, nice = found
-                sessions.setdefault(name, _Session(each, nice))
+                sessions.setdefault(name, _Session([], nice)).pids.append(each)
                 function = functions.setdefault(name, member.function)
                 if function is None:
                     functions[name] = member.function

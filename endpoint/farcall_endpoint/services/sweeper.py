@@ -31,6 +31,8 @@ _logger = logging.getLogger(__name__)
 
 YOUNG_S: Final = 60.0
 """Files and objects used within this time are never deleted: they may be in use."""
+_FAR_OVER: Final = 2
+"""Multiple of the budget beyond which files go whatever their age, of who uses more than an equal share."""
 MOST_FILES: Final = 100_000
 """Maximum files and directories of each payer: the oldest are deleted. Those beyond twice as many go at once."""
 MOST_DEPTH: Final = 64
@@ -105,7 +107,8 @@ def choose(
         _, payer = heapq.heappop(largest)
         if sizes[payer] * len(sizes) <= budget_bytes:
             break
-        if not left[payer] or now - left[payer][-1].used_at < YOUNG_S:
+        is_far_over = total > _FAR_OVER * budget_bytes  # a task can touch its files for ever
+        if not left[payer] or (now - left[payer][-1].used_at < YOUNG_S and not is_far_over):
             continue
         file = left[payer].pop()
         chosen.append(file)

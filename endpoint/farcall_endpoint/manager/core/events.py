@@ -207,9 +207,11 @@ class WorkerDied(_Event, frozen=True):
 
 
 class ProcessesLeft(_Event, frozen=True):
-    """Tasks of another submitter than the owner have ended, and processes that they started in this worker have not."""
+    """Tasks of another submitter than the owner have ended, and processes that they started in this worker have not.
+    ``computes``: the worker itself has computed while it ran no task."""
 
     worker_id: int
+    computes: bool = False
 
 
 class CpusMeasured(_Event, frozen=True):

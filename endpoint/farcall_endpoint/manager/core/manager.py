@@ -402,9 +402,11 @@ class ManagerCore:
                 self._accept_with_files(instant)
             case ReadOutput():
                 self._reads.append(event)
-            case ProcessesLeft(worker_id=worker_id):
+            case ProcessesLeft(worker_id=worker_id, computes=computes):
                 if (left := self._workers.get(worker_id)) is not None and not left.killed:
                     self._interruptions.end_after_task(left)
+                    if computes:
+                        self._assignment.restrain(left.pair.submitter, now)
             case CpusMeasured():
                 self._latency.cpus = event
             case LimitExceeded(worker_id=worker_id):

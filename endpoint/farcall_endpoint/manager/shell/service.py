@@ -460,7 +460,7 @@ class Manager:
                 shares[leftovers.submitter or str(worker_id)][worker_id] = leftovers.idle_share
             for worker_id in self._idle_shares.excess(shares, now=now):
                 _logger.info("worker %d computes while it is idle; it ends", worker_id)
-                events.append(ProcessesLeft(worker_id))
+                events.append(ProcessesLeft(worker_id, computes=True))
         return events
 
     def _watch_templates(self) -> None:
