@@ -184,9 +184,8 @@ class Client(SourceCode, Sharing):
         )
         self._api = Api(http)
         endpoints = EndpointCache(self._api)
-        policy = ResultPolicy(
-            endpoints, allowed=allowed_strategies(allowed_deserializers), trusted=trusted_endpoints(trust)
-        )
+        allowed = allowed_strategies(allowed_deserializers)
+        policy = ResultPolicy(endpoints, allowed=allowed, trusted=trusted_endpoints(trust))
         names = EndpointNames(lambda role: self._api.list_endpoints(role=role))
         sealer = Sealer(endpoints, mode=default_mode(sealed), meanings=names.meanings)
         self._connection = Connection(

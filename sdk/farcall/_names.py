@@ -70,7 +70,7 @@ class EndpointNames:
         return known[0]
 
     def meanings(self, endpoint_id: str) -> frozenset[str]:
-        """What the user has written that the service says means an endpoint: names, first digits, or nothing."""
+        """Return the texts that the service says mean an endpoint: names, first digits, or the empty one."""
         return frozenset(self._meanings.get(endpoint_id, ()))
 
     def _configured(self) -> tuple[str | None, str]:

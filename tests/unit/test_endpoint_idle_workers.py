@@ -104,7 +104,7 @@ def send(rig: Rig, name: str, submitter: str) -> int:
     return worker_id
 
 
-def test_workers_of_whom_computes_without_a_task_run_one_task_each_for_ten_minutes() -> None:
+def test_a_submitter_whose_worker_computes_without_a_task_gets_workers_for_one_task_each() -> None:
     rig = Rig(slots=1)
     first = send(rig, "a", "alice")
     assert send(rig, "b", "alice") == first

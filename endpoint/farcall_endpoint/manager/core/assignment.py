@@ -33,8 +33,6 @@ from farcall_endpoint.manager.core.workers import OWN, TURN_S, Pair, Worker
 _MAX_START_FAILURES: Final = 6
 """After this number of failed rounds of starts of the owner's workers in the endpoint's own Python, and with no running
 worker, the manager ends."""
-_ONE_TASK_S: Final = 600.0
-"""Time in which workers of a submitter run one task each, after one of them has computed without a task."""
 
 
 class Assignment:
@@ -110,7 +108,6 @@ class Assignment:
         )
         self._extras = Extras(workers=workers, queue=queue, slots=slots, steps_aside=steps_aside)
         self.free_slots = collections.deque[tuple[int, Pair | None]]((slot, OWN) for slot in range(slots))
-        self._one_task_until: dict[str, float] = {}  # submitters whose workers run one task each
         self._next_worker_id = 0
         self._latency_numbers = itertools.count()
         self.problem = ""
@@ -195,22 +192,6 @@ class Assignment:
             self.free_slots.append((worker.slot, worker.yields_to))
         return worker
 
-    def restrain(self, submitter: str, now: float) -> None:
-        """Let the workers of a submitter run one task each for ten minutes: a worker has computed without a task, which
-        ends with the worker, and counts for no hours.
-
-        :param submitter: empty for the owner, and for workers that all share.
-        """
-        if not submitter:
-            return
-        self._one_task_until[submitter] = now + _ONE_TASK_S
-        for worker in list(self._workers.values()):
-            if worker.pair.submitter == submitter and not worker.killed:
-                if worker.is_ready:
-                    self._interruptions.end_after_task(worker)
-                else:
-                    worker.tasks_left = 1
-
     def start_failed(self, worker: Worker, event: WorkerDied, now: Instant) -> None:
         """A worker died before it was ready. Only the endpoint's own Python is a problem of the manager. A start whose
         place was needed has not failed."""
@@ -249,7 +230,7 @@ class Assignment:
     def _start_worker(self, pair: Pair, slot: int, now: float, *, extra: int = 0) -> None:
         state = self._environments.get(pair.key)
         environment = None if state is None else state.environment
-        is_restrained = now < self._one_task_until.get(pair.submitter, 0.0)
+        is_restrained = self._interruptions.is_restrained(pair.submitter, now)
         most_tasks = 1 if is_restrained else self._tasks_per_worker or None
         worker = Worker(self._next_worker_id, slot, pair, now, environment, most_tasks, extra=extra)
         self._next_worker_id += 1

@@ -40,6 +40,8 @@ not have arrived."""
 
 _CALLED_EARLY: Final = "another task of its worker has made calls for it"
 
+_ONE_TASK_S: Final = 600.0
+"""Time in which workers of a submitter run one task each, after one of them has computed without a task."""
 Kept = Literal["all", "calls", "none"]
 """Which tasks the manager keeps that have not started, or whose worker has died: when it ends, it leaves all to the
 agent, or all but the calls of those that continue."""
@@ -72,6 +74,7 @@ class Interruptions:
         self._away = away
         self._reports = reports
         self._actions = actions
+        self._one_task_until: dict[str, float] = {}  # by submitter
 
     def recall(self, worker: Worker) -> None:
         """Ask for the tasks that a worker has not started."""
@@ -98,6 +101,26 @@ class Interruptions:
             self.recall(worker)
         else:
             self.kill(worker)
+
+    def restrain(self, submitter: str, now: float) -> None:
+        """Let the workers of a submitter run one task each for ten minutes: a worker has computed without a task, which
+        ends with the worker, and counts for no hours.
+
+        :param submitter: empty for the owner, and for workers that all share.
+        """
+        if not submitter:
+            return
+        self._one_task_until[submitter] = now + _ONE_TASK_S
+        for worker in list(self._workers.values()):
+            if worker.pair.submitter == submitter and not worker.killed:
+                if worker.is_ready:
+                    self.end_after_task(worker)
+                else:
+                    worker.tasks_left = 1
+
+    def is_restrained(self, submitter: str, now: float) -> bool:
+        """Whether the workers of a submitter run one task each now."""
+        return now < self._one_task_until.get(submitter, 0.0)
 
     def stop(self, worker: Worker, task_id: str, reason: StopReason) -> None:
         """Stop a task of a worker, whether it has started or not."""

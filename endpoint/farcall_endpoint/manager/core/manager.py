@@ -406,7 +406,7 @@ class ManagerCore:
                 if (left := self._workers.get(worker_id)) is not None and not left.killed:
                     self._interruptions.end_after_task(left)
                     if computes:
-                        self._assignment.restrain(left.pair.submitter, now)
+                        self._interruptions.restrain(left.pair.submitter, now)
             case CpusMeasured():
                 self._latency.cpus = event
             case LimitExceeded(worker_id=worker_id):
