@@ -1,4 +1,4 @@
-"""Sections of ``benchmarks/README.md``: ``python -m benchmarks.readme`` generates them from ``results/``."""
+"""Tables of ``README.md`` and ``figures/``: ``python -m benchmarks.readme`` generates them from ``results/``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from benchmarks.report import RESULTS, figure_table, with_section
 from benchmarks.taps import table as taps
 from benchmarks.warm_starts import table as warm_starts
 
-PAGE: Final = Path(__file__).with_name("README.md")
+_HERE: Final = Path(__file__).parent
+PAGES: Final = (_HERE / "README.md", *sorted(_HERE.glob("figures/*.md")))
 #: The function that makes each section, which has the name of its file in ``results/``.
 SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "end_to_end": figure_table,
@@ -49,13 +50,20 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
 _NO_RESULTS: Final = "Not measured yet.\n"
 
 
+def sections_of(text: str) -> list[str]:
+    """Names of the sections that a page has."""
+    return [name for name in SECTIONS if f"<!-- {name} -->" in text]
+
+
 def with_figures(text: str) -> str:
     """The page with the stored results in its sections."""
-    for name, make in SECTIONS.items():
+    for name in sections_of(text):
         path = RESULTS / f"{name}.json"
+        make = SECTIONS[name]
         text = with_section(text, name, make(json.loads(path.read_text())) if path.exists() else _NO_RESULTS)
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_figures(PAGE.read_text()))
+    for _page in PAGES:
+        _page.write_text(with_figures(_page.read_text()))

@@ -403,7 +403,7 @@ class DatabaseUntrusted(Unavailable):
     code = "DATABASE_UNTRUSTED"
     default_hint = (
         "For the deployment's operator: the database's certificate must be valid, be for its host name, and be signed"
-        " by one of database.authorities; see docs/operations.md."
+        " by one of database.authorities; see docs/operations/keys.md."
     )
 
 

@@ -38,6 +38,7 @@ WORDS: Final = {
     "howto/shell.md": ("bash", "subprocess", "MPI"),
     "howto/tokens.md": ("CI", "API key", "service account"),
     "howto/upgrading.md": ("upgrade", "update", "versions"),
+    "howto/which-way.md": ("data transfer", "bytes"),
     "howto/waiting.md": ("pending", "stuck", "hangs", "offline"),
     "limits.md": ("quota", "rate limit", "429"),
 }

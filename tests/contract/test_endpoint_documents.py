@@ -10,7 +10,9 @@ import typer.main
 from farcall_endpoint.app import cli
 from farcall_endpoint.contracts import outcomes
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "endpoint" / "administrator.md").read_text(encoding="utf-8")
+_PAGES = Path(__file__).parents[2] / "docs" / "endpoint"
+_NAMES = ("administrator", "scaling", "limits", "isolation", "files", "environments", "troubleshooting")
+GUIDE = "".join((_PAGES / f"{name}.md").read_text(encoding="utf-8") for name in _NAMES)
 
 
 def test_every_error_code_of_a_task_is_explained() -> None:
@@ -27,7 +29,6 @@ def test_every_command_is_explained() -> None:
 
 
 def test_links_resolve() -> None:
-    folder = Path(__file__).parents[2] / "docs" / "endpoint"
-    for page in [*folder.glob("*.md"), *folder.glob("sites/*.md")]:
+    for page in [*_PAGES.glob("*.md"), *_PAGES.glob("sites/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} points at {target}"

@@ -69,4 +69,5 @@ def test_commands_have_no_language_but_the_shells() -> None:
 
 
 def test_pages_have_blocks() -> None:
-    assert [len(blocks(page)) > 10 for page in PAGES] == [True] * len(PAGES)
+    assert {"deploy", "deploy/localstack", "operations", "operations/keys", "operations/upgrades"} <= set(PAGES)
+    assert sum(len(blocks(page)) for page in PAGES) > 30

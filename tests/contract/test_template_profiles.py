@@ -329,7 +329,7 @@ def test_secrets_manager_can_have_a_vpc_endpoint(synthesized: Callable[[str, str
 
 
 def test_a_queue_gets_its_second_node_before_fail_over(synthesized: Callable[[str, str], Templates]) -> None:
-    """CloudFormation refuses both in one update, so a deployment that grows is updated twice (docs/operations.md)."""
+    """CloudFormation refuses both in one update: growing takes two updates (docs/operations/upgrades.md)."""
     queue = the_one(synthesized("options", "own-image"), "AWS::ElastiCache::ReplicationGroup")
     assert (queue["NumCacheClusters"], queue["AutomaticFailoverEnabled"], queue["MultiAZEnabled"]) == (2, False, False)
 
@@ -337,7 +337,7 @@ def test_a_queue_gets_its_second_node_before_fail_over(synthesized: Callable[[st
 def test_larger_profiles_keep_the_exports_of_smaller_ones(synthesized: Callable[[str, str], Templates]) -> None:
     """An export cannot be removed while another stack uses it, and the exporting stack is updated first.
 
-    A larger profile therefore has all exports of the smaller ones. docs/operations.md describes the way back.
+    A larger profile therefore has all exports of the smaller ones. docs/operations/upgrades.md describes the way back.
     """
     exports = [
         {

@@ -26,7 +26,7 @@ def manifest(assemblies: Path, profile: str) -> dict[str, Any]:
 
 
 def test_stores_are_updated_before_the_api_and_the_forwarders_last(manifest: dict[str, Any]) -> None:
-    """As in docs/operations.md: during each upgrade an old forwarder runs with a new API."""
+    """As in docs/operations/upgrades.md: during each upgrade an old forwarder runs with a new API."""
     assert "farcall-api" in manifest["farcall-forwarder"]["dependencies"]
     assert "farcall-data" in manifest["farcall-api"]["dependencies"]
 

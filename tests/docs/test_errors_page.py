@@ -66,7 +66,7 @@ def written() -> dict[str, set[str]]:
 
 def entries() -> dict[str, tuple[str, str]]:
     """Whose fault and whether to try again, by code, as the page says."""
-    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    text = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("errors.md", "errors/requests.md"))
     found = [(match["code"], (match["whose"], match["again"])) for match in ENTRY.finditer(text)]
     assert len(found) == text.count("\n### "), "an entry is not written like the others"
     assert len(found) == len(dict(found)), "a code has two entries"

@@ -1,7 +1,7 @@
 """Game day on LocalStack: each test is an event that a deployment has to survive while users submit tasks and endpoints
 are connected. Afterwards no task is lost, no session was cut without a redirect, and the API's answers were typed.
 
-Times and numbers are short by default; ``FARCALL_GAMEDAY_FULL=1`` has those of docs/operations.md.
+Times and numbers are short by default; ``FARCALL_GAMEDAY_FULL=1`` has those of docs/operations/backup.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rights of an operator: each command of ``farcall cloud`` runs on moto with exactly the rights that docs/deploy.md
-gives for it. A missing right fails, and so does one that the command does not use."""
+"""Rights of an operator: each command of ``farcall cloud`` runs on moto with its rights of docs/deploy/rights.md.
+Exactly those: a missing right fails, and so does one that the command does not use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.infra_account import GLOBUS, fetch_ca_bundle, install_cdk
 
 pytestmark = pytest.mark.timeout(600)
 
-_PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "deploy" / "rights.md"
 _TAGS: Any = [{"Key": DEPLOYMENT_TAG, "Value": "farcall"}]
 #: AWS checks no right for it; moto does.
 _ALWAYS = "sts:GetCallerIdentity"

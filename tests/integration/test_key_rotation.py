@@ -1,4 +1,4 @@
-"""Keys are replaced in a deployment at work, as ``docs/operations.md`` says: new ones, and a restart."""
+"""Keys are replaced in a deployment at work, as ``docs/operations/keys.md`` says: new ones, and a restart."""
 
 from __future__ import annotations
 

@@ -130,11 +130,11 @@ def test_cdklocal_deploys_and_destroys(foreign: LocalStackServer, tmp_path: Path
     def run(typed: Block) -> None:
         shell.run(typed, here, within_s=3 * WAIT_S)
 
-    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal bootstrap"))
-    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal deploy"))
+    run(block("A LocalStack that runs already", starting="cdklocal bootstrap"))
+    run(block("A LocalStack that runs already", starting="cdklocal deploy"))
     described = Deployer(foreign.url).client("cloudformation").describe_stacks(StackName="farcall-api")["Stacks"][0]
     outputs = {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
     api_url = f"{foreign.url}/_aws/execute-api/{outputs['ApiId']}/{outputs['ApiStage']}"
     _runs_a_task(api_url, "the-token-of-a-user", tmp_path)
-    run(block("A LocalStack that runs already", page="deploy", starting="cdklocal destroy"))
+    run(block("A LocalStack that runs already", starting="cdklocal destroy"))
     assert _engines(foreign) == []

@@ -81,7 +81,7 @@ def test_a_deployment_grows_through_the_profiles_and_keeps_its_data(
                 size = load_profile(profile)
                 before = tier.forwarder_pids()
                 if profile != first:
-                    if size.queue.failover:  # in two steps, as on AWS: see docs/operations.md
+                    if size.queue.failover:  # in two steps, as on AWS: see docs/operations/upgrades.md
                         first_step = ensure_assembly(profile=profile, settings={"queue.failover": "false"})
                         deployer.deploy(first_step, parameters=tier.parameters())
                     deployer.deploy(ensure_assembly(profile=profile), parameters=tier.parameters())

@@ -95,7 +95,7 @@ def _double(number: int) -> int:
 def test_a_deployment_lives_by_the_runbooks(localstack: LocalStackServer, operator: Shell, tmp_path: Path) -> None:
     """From an empty account: deployed, used, upgraded, grown, shrunk, restored from a snapshot, and destroyed."""
     operator.type("farcall cloud bootstrap", within_s=_DEPLOY_S)
-    (printed,) = operator.run(block("Globus Auth", 2, page="deploy"), {"CLIENT_SECRET": "not-a-secret"})
+    (printed,) = operator.run(block("Globus Auth", 2), {"CLIENT_SECRET": "not-a-secret"})
     globus = {
         "FARCALL_GLOBUS_CLIENT_ID": _CLIENT,
         "FARCALL_GLOBUS_SCOPE": f"https://auth.globus.org/scopes/{_CLIENT}/all",
@@ -103,25 +103,21 @@ def test_a_deployment_lives_by_the_runbooks(localstack: LocalStackServer, operat
     }
     operator.environment |= globus
     here = {"AWS_PROFILE=…": "AWS_PROFILE=farcall", "eu-central-1": REGION}
-    operator.run(block("3. The account", page="deploy"), here)
+    operator.run(block("3. The account"), here)
 
     # The first deployment has the former version of PostgreSQL, which is upgraded later.
-    operator.run(block("5. Deploy", page="deploy", starting="farcall cloud profiles"), _given(globus))
+    operator.run(block("5. Deploy", starting="farcall cloud profiles"), _given(globus))
     profiles = tmp_path / "my-profiles.toml"
     of_lab = profiles.read_text(encoding="utf-8").replace("allowed_identities = []", 'allowed_identities = ["ada"]')
     former = of_lab.replace('version = "17"', 'version = "16"')
     assert len({profiles.read_text(encoding="utf-8"), of_lab, former}) == 3
     profiles.write_text(former, encoding="utf-8")
-    (printed,) = operator.run(
-        block("5. Deploy", page="deploy", starting="farcall cloud deploy"), _given(globus), **_YES
-    )
+    (printed,) = operator.run(block("5. Deploy", starting="farcall cloud deploy"), _given(globus), **_YES)
     url = _api_url(printed)
     with farcall.Client(url, _TOKEN) as client:
         function_id = client.register_function(_double)
     try:
-        (printed,) = operator.run(
-            block("6. The first task", page="deploy"), {"FARCALL_API_URL=…": f"FARCALL_API_URL={url}"}
-        )
+        (printed,) = operator.run(block("6. The first task"), {"FARCALL_API_URL=…": f"FARCALL_API_URL={url}"})
         assert "hello" in printed.lower()
     finally:
         operator.type("farcall-endpoint stop here")
@@ -168,7 +164,7 @@ def test_a_deployment_lives_by_the_runbooks(localstack: LocalStackServer, operat
     operator.run(block("Backup and restore", starting="aws s3 sync"), {"OLD_BUCKET": old, "NEW_BUCKET": new})
     assert s3.get_object(Bucket=new, Key="arguments/1")["Body"].read() == b"big"
 
-    operator.run(block("8. Destroy", page="deploy"), answer="farcall\n", within_s=_DEPLOY_S)
+    operator.run(block("8. Destroy"), answer="farcall\n", within_s=_DEPLOY_S)
     status = json.loads(operator.type("farcall cloud status --name farcall2 --json", within_s=_DEPLOY_S))
     assert status["problems"] == []
 
@@ -206,7 +202,7 @@ def _given(globus: dict[str, str]) -> dict[str, str]:
 def test_a_tier_on_localstack_is_started_and_asked_as_the_page_says(tmp_path: Path) -> None:
     shell = Shell({"HOME": str(tmp_path)}, directory=tmp_path)
     try:
-        (printed,) = shell.run(block("9. Without AWS: LocalStack", page="deploy"), within_s=_DEPLOY_S)
+        (printed,) = shell.run(block("Without AWS: LocalStack"), within_s=_DEPLOY_S)
     finally:
         shell.type("python -m farcall_localstack down")
     assert "Healthy." in printed

@@ -1,8 +1,8 @@
 """Restore drill: everything is lost but an older snapshot of the database and the endpoints' own disks.
 
-``docs/operations.md`` has the same drill for AWS. A snapshot is taken of a database at work, as RDS does; later the
-cloud tier is killed with ``kill -9``, its database and queue are lost, and the snapshot takes their place. So the new
-database is behind what really happened, and the endpoints know more than it does.
+``docs/operations/backup.md`` has the same drill for AWS. A snapshot is taken of a database at work, as RDS does; later
+the cloud tier is killed with ``kill -9``, its database and queue are lost, and the snapshot takes their place. So the
+new database is behind what really happened, and the endpoints know more than it does.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_the_script_for_long_migrations_migrates_the_database(postgres_server: s
 
 @needs_aws
 def test_the_secret_of_the_globus_client_is_created(account: Shell) -> None:
-    (printed,) = account.run(block("Globus Auth", 2, page="deploy"), {"CLIENT_SECRET": "not-a-secret"})
+    (printed,) = account.run(block("Globus Auth", 2), {"CLIENT_SECRET": "not-a-secret"})
     answer = boto3.client("secretsmanager").get_secret_value(SecretId=json.loads(printed)["ARN"])
     assert json.loads(answer["SecretString"]) == {"client_secret": "not-a-secret"}
 

@@ -394,7 +394,7 @@ def valkey_url() -> str:
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Results by attack and level, as the table of docs/security.md has them."""
+    """Results by attack and level, as the table of docs/security/sharing.md has them."""
     lines = SECURITY.read_text().partition(BEGINNING)[2].partition(END)[0].strip().splitlines()
     names, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: dict(zip(names[1:], row[1:], strict=True)) for row in rows}
@@ -412,13 +412,13 @@ def document(column: str, found: dict[str, str]) -> None:
     SECURITY.write_text(f"{before}{BEGINNING}\n\n{rows}\n{END}{rest.partition(END)[2]}")
 
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "security" / "sharing.md"
 BEGINNING, END = "<!-- attacks: -->", "<!-- :attacks -->"
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_attacks_on_files_processes_and_sockets(level: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Attacker and victim run at the same time. The table of docs/security.md says what succeeds."""
+    """Attacker and victim run at the same time. The table of docs/security/sharing.md says what succeeds."""
     home = tmp_path_factory.mktemp("home")
     file = home / "of-the-owner" / "file"
     file.parent.mkdir()

@@ -19,7 +19,7 @@ CPU_FACTOR = 4.0
 ROUNDING_S = 0.2
 
 endpoint = endpoint_at_each_level(workers=2, levels=LEVELS[2:])
-"""Below these levels an attacker may end processes of others, as docs/security.md says."""
+"""Below these levels an attacker may end processes of others, as docs/security/sharing.md says."""
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def _answer(line: str, cloud: FakeCloud, task: str, name: str) -> dict[str, Any]
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_walk_of_all_system_calls(level: str, tmp_path: Path) -> None:
-    """The table of docs/security.md says what each call reaches. From ``landlock`` on, all of it is accepted."""
+    """docs/security/system-calls.md says what each call reaches. From ``landlock`` on, all of it is accepted."""
     found, errors = walk_at(level, tmp_path)
     for name, number in unknown_numbers():
         if number <= NEWEST or level == "landlock":

@@ -23,8 +23,12 @@ import pytest
 from tests.waiting import WAIT_S
 
 _DOCS: Final = Path(__file__).parents[2] / "docs"
-#: The pages with runbooks, without their suffix.
-PAGES: Final = ("operations", "deploy")
+#: The pages for operators, as paths below ``docs`` without their suffix.
+PAGES: Final = tuple(
+    str(path.relative_to(_DOCS).with_suffix(""))
+    for subject in ("operations", "deploy")
+    for path in (_DOCS / f"{subject}.md", *sorted(_DOCS.glob(f"{subject}/*.md")))
+)
 #: Languages of blocks that are typed into a shell.
 SHELL_LANGUAGES: Final = frozenset({"", "bash", "console", "sh"})
 #: The command line of AWS. The newest in a package index is version 1, which has the same commands.
@@ -33,7 +37,7 @@ AWS: Final = os.environ.get("FARCALL_TEST_AWS") or shutil.which("aws")
 needs_aws = pytest.mark.skipif(AWS is None, reason="there is no command line of AWS: make .venv-aws/.made")
 
 _LINE: Final = re.compile(
-    r"^(?P<hashes>#{2,4}) (?P<section>[^\n]+)$"
+    r"^(?P<hashes>#{1,4}) (?P<section>[^\n]+)$"
     r"|^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -108,10 +112,10 @@ def is_run(command: str) -> bool:
     return not command.startswith(tuple(NOT_RUN))
 
 
-def block(section: str, number: int = 1, *, page: str = "operations", starting: str = "") -> Block:
-    """The block of that number in a section, with those of its commands that tests run and that start with
-    ``starting`` or set variables."""
-    (found,) = (each for each in blocks(page) if (each.section, each.number) == (section, number))
+def block(section: str, number: int = 1, *, starting: str = "") -> Block:
+    """The block of that number in a section of the pages, with those of its commands that tests run and that start
+    with ``starting`` or set variables."""
+    (found,) = (each for page in PAGES for each in blocks(page) if (each.section, each.number) == (section, number))
     commands = tuple(
         each for each in found.commands if is_run(each) and (each.startswith(starting) or each in found.settings)
     )

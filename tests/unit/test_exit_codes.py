@@ -125,7 +125,7 @@ def rows(page: str) -> dict[int, str]:
 
 def test_the_tables_of_the_documentation_are_the_codes_tables() -> None:
     assert rows("cli.md") == EXIT_CODES
-    assert rows("endpoint/administrator.md").keys() == cli._EXIT_CODES.keys() == EXIT_CODES.keys() - {BROKEN_PIPE}
+    assert rows("endpoint/troubleshooting.md").keys() == cli._EXIT_CODES.keys() == EXIT_CODES.keys() - {BROKEN_PIPE}
 
 
 def test_the_tables_are_in_the_help() -> None:

@@ -1,20 +1,28 @@
-"""The page of the command line matches the commands."""
+"""The pages of the command line match the commands."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pytest
+
 from farcall.cli._app import COMMANDS
-from farcall.cli._reference import with_reference
+from farcall.cli._reference import MAIN_PAGE, PAGES, with_reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / MAIN_PAGE
 
 
-def test_the_reference_is_that_of_the_commands() -> None:
-    page = PAGE.read_text()
-    assert page == with_reference(page), "run `python -m farcall.cli._reference docs/cli.md`"
-    assert all(f"\n## farcall {name}\n" in page for name in COMMANDS)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_reference_is_that_of_the_commands(page: str) -> None:
+    text = (DOCS / page).read_text()
+    assert text == with_reference(text, page), "run `python -m farcall.cli._reference docs`"
+    assert all(f"\n## farcall {name}\n" in text for name in PAGES[page])
+
+
+def test_each_command_is_on_one_page() -> None:
+    assert sorted(name for names in PAGES.values() for name in names) == sorted(COMMANDS)
 
 
 def test_the_text_before_it_names_commands_and_options_that_exist() -> None:
@@ -30,4 +38,4 @@ def test_the_text_around_the_reference_stays() -> None:
     page = PAGE.read_text() + "\nThe end.\n"
     stale = page.replace("| 0 | done |", "| 0 | nothing |")
     assert stale != page
-    assert with_reference(stale) == page
+    assert with_reference(stale, MAIN_PAGE) == page

@@ -14,7 +14,7 @@ from farcall_endpoint.host.isolation import supervisor
 from farcall_endpoint.host.isolation.seccomp import program
 from farcall_endpoint.host.isolation.system_calls import NEWEST, OWN, RULES, Action, Rule
 
-SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
+SECURITY = Path(__file__).parents[2] / "docs" / "security" / "system-calls.md"
 BEGINNING, END = "<!-- system calls: -->", "<!-- :system calls -->"
 AUDIT = {0: 0xC000_003E, 1: 0xC000_00B7}
 ALLOW, NOTIFY, ERROR = 0x7FFF_0000, 0x7FC0_0000, 0x0005_0000

@@ -67,9 +67,9 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 """Strategies by id. The table is append-only: old buffers stay readable."""
 
 DEFAULT_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickledData())
-"""By measured speed (``benchmarks/README.md``). JSON refuses values that it would change, without running their code;
-pickle passes over a value once. With some hundred values JSON is a little slower than pickle, but bound to no version,
-and equal values are equal bytes."""
+"""By measured speed (``benchmarks/figures/sdk.md``). JSON refuses values that it would change, without running their
+code; pickle passes over a value once. With some hundred values JSON is a little slower than pickle, but bound to no
+version, and equal values are equal bytes."""
 
 BINARY_DATA: tuple[Strategy, ...] = (JSONData(lossless=True), PickleOutOfBand())
 """The same for a reader that knows ``f3``: large values are bytes then, and arrays are not copied."""

@@ -1,4 +1,4 @@
-"""Reference documentation of the schema: a JSON schema for editors and a page of tables. Both are committed.
+"""Reference documentation of the schema: a JSON schema for editors and two pages of tables. All are committed.
 
 Run ``python -m farcall_endpoint.config.reference docs/endpoint`` after a change of the schema.
 """
@@ -25,20 +25,26 @@ def json_schema() -> str:
 
 
 def page() -> str:
-    """All fields in tables."""
+    """All fields in tables, except those of providers."""
     return "\n".join(_page())
 
 
-FILES: Final = {"config.schema.json": json_schema, "configuration.md": page}
+def provider_page() -> str:
+    """The fields of providers and launchers in tables."""
+    return "\n".join(_provider_page())
+
+
+_MADE: Final = "Made by `python -m farcall_endpoint.config.reference docs/endpoint`; edit the schema instead."
+FILES: Final = {"config.schema.json": json_schema, "configuration.md": page, "providers.md": provider_page}
 
 
 def _page() -> Iterator[str]:
     yield "# Fields of config.yaml"
     yield ""
-    yield "Made by `python -m farcall_endpoint.config.reference docs/endpoint`; edit the schema instead."
-    yield "[administrator.md](administrator.md) explains them, [sites/](sites/) has complete files."
-    root = inspect.type_info(Config)
-    assert isinstance(root, inspect.StructType)
+    yield _MADE
+    yield "[Providers](providers.md) has the fields of `engine.provider`."
+    yield "[Endpoint administration](administrator.md) explains the fields, [sites/](sites/) has complete files."
+    root = _root()
     yield from _section(root, "The file")
     yield from _section(_field(root, "data"), "`data`")
     yield from _section(_field(root, "qos"), "`qos`")
@@ -53,7 +59,21 @@ def _page() -> Iterator[str]:
     yield from _section(_field(files, "globus"), "`files.globus`")
     yield from _section(_field(engine, "limits"), "`engine.limits`")
     yield from _section(_field(engine, "environments"), "`engine.environments`")
-    providers = _options(_field_type(engine, "provider"))
+    yield ""
+
+
+def _root() -> inspect.StructType:
+    root = inspect.type_info(Config)
+    assert isinstance(root, inspect.StructType)
+    return root
+
+
+def _provider_page() -> Iterator[str]:
+    yield "# Providers in config.yaml"
+    yield ""
+    yield _MADE
+    yield "[Configuration](configuration.md) has the other fields, [Blocks and scaling](scaling.md) explains these."
+    providers = _options(_field_type(_field(_root(), "engine"), "provider"))
     yield from ("", "## `engine.provider`", "", "Every provider has:", "", *_table(_shared(providers)))
     batch = [each for each in providers if any(field.name == "launcher" for field in each.fields)]
     yield from ("", "Every provider for batch schedulers has:", "")

@@ -101,7 +101,7 @@ def _require_upgradable(present: str, wanted: DatabaseSize) -> None:
         )
     raise ConfigurationError(
         f"the database is PostgreSQL {present}, and this deployment would make it {wanted.version}",
-        hint=f"To keep it, deploy with {keep}. To upgrade it, read docs/operations.md, Upgrade PostgreSQL, and deploy"
+        hint=f"To keep it, deploy with {keep}. To upgrade it, read docs/operations/upgrades.md, and deploy"
         " with -c database.major_upgrade=true.",
     )
 

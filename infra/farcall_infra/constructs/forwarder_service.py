@@ -263,7 +263,7 @@ class ForwarderService(Construct):
             secret,
             "SMG4",
             "With a new key every peer has to connect again, so it is replaced with a release or when it may have "
-            "leaked; docs/operations.md says how.",
+            "leaked; docs/operations/keys.md says how.",
         )
         return _SecretField(secret, "seed")
 

@@ -55,7 +55,7 @@ class CallerKey(Construct):
             "SMG4",
             "With a new key, callers are refused until the gateway has forgotten those that the old one signed, and "
             "endpoints need their owners' logins to get new credentials, so it is replaced only when it may have "
-            "leaked; docs/operations.md says how.",
+            "leaked; docs/operations/keys.md says how.",
         )
 
     def environment(self, name: str = "FARCALL_CALLER_SECRET_ARN") -> dict[str, str]:

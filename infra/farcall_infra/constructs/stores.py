@@ -119,7 +119,7 @@ class Database(Construct):
             self.instance,
             "SMG4",
             "Rotation runs a function of AWS' in the VPC that calls services over IPv4, which nothing here can (there "
-            "is no NAT). docs/operations.md says how to replace the password.",
+            "is no NAT). docs/operations/keys.md says how to replace the password.",
         )
         suppress(
             self.instance,
@@ -361,7 +361,7 @@ class TicketKey(Construct):
             self._secret,
             "SMG4",
             "A new key invalidates every ticket at once, so it is replaced only when it may have leaked; "
-            "docs/operations.md says how.",
+            "docs/operations/keys.md says how.",
         )
 
     def environment(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ def handle(event: dict[str, Any], context: Any) -> dict[str, Any] | None:
     timer = threading.Timer(
         max(0.0, context.get_remaining_time_in_millis() / 1000 - _RESERVE_S),
         answer.send,
-        ["FAILED", "the migration did not finish within Lambda's time limit; see docs/operations.md"],
+        ["FAILED", "the migration did not finish within Lambda's time limit; see docs/operations/upgrades.md"],
     )
     timer.daemon = True
     timer.start()

@@ -1,24 +1,34 @@
-"""The reference of the command line, written from the commands: ``python -m farcall.cli._reference docs/cli.md``."""
+"""The reference of the command line, written from the commands: ``python -m farcall.cli._reference docs``."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from farcall.cli._app import COMMANDS
 from farcall_common.exit_codes import EXIT_CODES
 
-_BEGIN: Final = "<!-- written by `python -m farcall.cli._reference docs/cli.md`, from here -->"
+MAIN_PAGE: Final = "cli.md"
+_CALLS: Final = ("run", "map", "tasks", "groups")
+_RESOURCES: Final = ("functions", "containers", "endpoints", "shared", "teams", "tokens", "accounts")
+#: Commands by the page that describes them.
+PAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    MAIN_PAGE: tuple(name for name in COMMANDS if name not in _CALLS + _RESOURCES),
+    "cli/calls.md": _CALLS,
+    "cli/resources.md": _RESOURCES,
+}
+_BEGIN: Final = "<!-- written by `python -m farcall.cli._reference docs`, from here -->"
 _END: Final = "<!-- to here -->"
 
 
-def with_reference(page: str) -> str:
-    """The page with a new text between its two markers."""
-    before, _, rest = page.partition(_BEGIN)
+def with_reference(text: str, page: str) -> str:
+    """The text of a page with new descriptions of its commands between its two markers."""
+    before, _, rest = text.partition(_BEGIN)
     after = rest.partition(_END)[2]
-    return "\n".join([f"{before}{_BEGIN}", "", *_exit_codes(), *_commands(), f"{_END}{after}"])
+    codes = _exit_codes() if page == MAIN_PAGE else ()
+    return "\n".join([f"{before}{_BEGIN}", "", *codes, *_commands(PAGES[page]), f"{_END}{after}"])
 
 
 def _exit_codes() -> Iterator[str]:
@@ -27,9 +37,9 @@ def _exit_codes() -> Iterator[str]:
     yield ""
 
 
-def _commands() -> Iterator[str]:
-    for name, deferred in COMMANDS.items():
-        command = deferred.load(name)
+def _commands(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        command = COMMANDS[name].load(name)
         leaves = getattr(command, "commands", None)
         yield from (f"## farcall {name}", "")
         if leaves is None:
@@ -77,9 +87,10 @@ def _value(option: Any) -> str:
 
 
 def main() -> None:
-    """Write the page that is named on the command line again."""
-    page = Path(sys.argv[1])
-    page.write_text(with_reference(page.read_text()))
+    """Write the pages below the folder that is named on the command line again."""
+    for page in PAGES:
+        path = Path(sys.argv[1]) / page
+        path.write_text(with_reference(path.read_text(), page))
 
 
 if __name__ == "__main__":

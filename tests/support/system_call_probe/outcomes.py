@@ -1,4 +1,4 @@
-"""Outcomes of the walk: words for them, what is accepted, and the table in docs/security.md."""
+"""Outcomes of the walk: words for them, what is accepted, and the table in docs/security/system-calls.md."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-_SECURITY: Final = Path(__file__).parents[3] / "docs" / "security.md"
+_PAGE: Final = Path(__file__).parents[3] / "docs" / "security" / "system-calls.md"
 _BEGINNING, _END = "<!-- walk: -->", "<!-- :walk -->"
 _LEVELS: Final = ("`none`", "`process`", "`landlock`", "`bubblewrap`")
 NOTHING: Final = "nothing"
@@ -85,7 +85,7 @@ def cell(outcome: Outcome) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """Outcomes that the list "What is accepted" of docs/security.md has.
+    """Outcomes that the list "What is accepted" of docs/security/sharing.md has.
 
     :param calls: empty: all.
     :param labels: empty: all.
@@ -144,8 +144,8 @@ def not_accepted(level: str, found: Mapping[str, Outcome]) -> dict[str, list[tup
 
 
 def documented() -> dict[str, dict[str, str]]:
-    """Cells by call and level, as the table of docs/security.md has them."""
-    lines = _SECURITY.read_text().partition(_BEGINNING)[2].partition(_END)[0].strip().splitlines()
+    """Cells by call and level, as the table of docs/security/system-calls.md has them."""
+    lines = _PAGE.read_text().partition(_BEGINNING)[2].partition(_END)[0].strip().splitlines()
     if not lines:
         return {}
     names, _, *rows = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
@@ -168,6 +168,6 @@ def document(column: str, cells: Mapping[str, str]) -> None:
             groups.setdefault(texts, []).append(f"`{call}`")
     lines = [["system calls", *_LEVELS], ["---"] * 5]
     lines += [[", ".join(calls), *texts] for texts, calls in groups.items()]
-    before, _, rest = _SECURITY.read_text().partition(_BEGINNING)
+    before, _, rest = _PAGE.read_text().partition(_BEGINNING)
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    _SECURITY.write_text(f"{before}{_BEGINNING}\n\n{rows}\n{_END}{rest.partition(_END)[2]}")
+    _PAGE.write_text(f"{before}{_BEGINNING}\n\n{rows}\n{_END}{rest.partition(_END)[2]}")
