@@ -14,9 +14,9 @@ from typing import Final
 ROOT = Path(__file__).parents[2]
 PARTS = ("analytics", "common", "endpoint", "forwarder_fargate", "infra", "lambdas", "local", "localstack", "sdk")
 
-LINES: Final = 142_300
+LINES: Final = 141_630
 """Goal: 112,000."""
-MODULES: Final = 724
+MODULES: Final = 705
 """Goal: 570."""
 ROOM: Final = 1000
 """Lines by which the product may be below :data:`LINES` before that is lowered."""
