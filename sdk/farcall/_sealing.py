@@ -164,7 +164,7 @@ class KnownEndpoints:
     ::
 
         ID FINGERPRINT
-        ID:newest-key EPOCH_SECONDS         a line of its own: earlier releases keep it when they write the file
+        ID:newest-key EPOCH_SECONDS         a line of its own
     """
 
     def __init__(self, home: Path | None) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 ROOT = Path(__file__).parents[2]
 PARTS = ("analytics", "common", "endpoint", "forwarder_fargate", "infra", "lambdas", "local", "localstack", "sdk")
 
-LINES: Final = 141_382
+LINES: Final = 141_368
 """Goal: 112,000."""
 MODULES: Final = 705
 """Goal: 570."""
