@@ -83,7 +83,7 @@ def status_of(cls: type[FarcallError]) -> int:
 def is_answer_to(request_id: str, headers: Mapping[str, str]) -> bool:
     """Whether a response may be the answer to a request. A cache or a proxy may send the answer to another request.
 
-    Gateways and earlier releases of the API repeat no id.
+    Gateways repeat no id.
     """
     return _header(headers, REQUEST_ID) in ("", request_id)
 

@@ -267,20 +267,6 @@ def source_file(endpoint_id: str, path: str) -> str:
     return hashlib.sha256(f"{endpoint_id}{path}".encode(errors="replace")).hexdigest()
 
 
-def take_former(fields: dict[str, Any]) -> TaskOptions:
-    """Take the options out of the fields of a task as releases before ADR 0046 wrote them, each in a field of its own.
-
-    An invalid limit stays in the resource specification: the endpoint refuses the task with the reason.
-    """
-    fields["resource_specification"] = fields["resource_specification"] or None
-    names = [name for name in TaskOptions.__struct_fields__ if name in fields]
-    options = TaskOptions(container=fields.pop("container_id"), **{name: fields.pop(name) for name in names})
-    try:
-        return options.translated()
-    except ValueError:
-        return options
-
-
 #: Three ways to name the environment of a task.
 _ENVIRONMENTS: Final = ("container", "environment", "requirements")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
-import shutil
 import signal
 import socket
 import sys
@@ -19,13 +18,11 @@ from pathlib import Path
 
 from farcall_common.errors import ConfigurationError
 from farcall_common.private import private_socket
-from farcall_common.store.blobs_files import FileBlobs
 from farcall_local.postgres_files import PostgresInstall, await_predecessor, database_home
 from farcall_local.postgres_template import Cluster, initialise, schema_digest
 from farcall_local.process import Program, free_port
 
 _LOOPBACK = "127.0.0.1"
-_EARLIER_PREFIX = "%2Ffarcall%2F"
 _ANSWER_WITHIN_S = 0.5
 
 
@@ -191,17 +188,6 @@ class Blobs:
 
     def prepare(self) -> None:
         self._files.mkdir(exist_ok=True, mode=0o700)
-        self._convert(self.directory / "objects")
-
-    def _convert(self, earlier: Path) -> None:
-        """Convert the blobs of an earlier release: files named by their S3 path, whose first line is JSON."""
-        if not earlier.exists():
-            return
-        blobs = FileBlobs(self._files, url=self.url, key=self.key)
-        for entry in earlier.glob(f"{_EARLIER_PREFIX}*"):
-            _, _, body = entry.read_bytes().partition(b"\n")
-            blobs.write(urllib.parse.unquote(entry.name.removeprefix(_EARLIER_PREFIX)), body)
-        shutil.rmtree(earlier)
 
     def program(self, *, environment: Mapping[str, str], logs: Path) -> Program:
         module = "farcall_local.blobs"

@@ -12,10 +12,9 @@ Json = dict[str, Any]
 
 
 class Registered(msgspec.Struct, gc=False):
-    """A function that was registered; ``environment`` is the one that the API keeps with it."""
+    """A function that was registered."""
 
     function_uuid: str
-    environment: Any = None
 
 
 class FunctionFound(msgspec.Struct, gc=False):

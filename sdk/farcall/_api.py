@@ -44,7 +44,6 @@ from farcall_common.errors import (
     InvalidRequest,
     ProtocolError,
     TaskUnknown,
-    Unsupported,
 )
 from farcall_common.forks import fork_safe_lock
 
@@ -82,13 +81,10 @@ class Api:
         answer: Registered = self.http.call(
             "POST", "/v3/functions", body=body, answer=Registered, retry_timeout_s=retry_timeout_s, stop=stop
         )
-        _check_environment(body, answer.environment)
         return answer.function_uuid
 
     def update_function(self, function_id: str, body: Json) -> Json:
-        answer = self._call("PUT", f"/v3/functions/{_in_path(function_id)}", body=body)
-        _check_environment(body, answer.get("environment"))
-        return answer
+        return self._call("PUT", f"/v3/functions/{_in_path(function_id)}", body=body)
 
     def get_function(self, function_id: str, *, version: int | None) -> Json:
         query: dict[str, str | int] = {} if version is None else {"version": version}
@@ -552,12 +548,3 @@ def _unknown(task_id: str) -> Json:
     """A task that the caller does not have, as an answer about tasks shows one that failed."""
     error = TaskUnknown(f"There is no task {task_id}.").record
     return {"task_id": task_id, "status": "failed", "reason": error.message, "error": error.to_json()}
-
-
-def _check_environment(body: Json, environment: object) -> None:
-    """:raises Unsupported: if the API left the environment of a function out, as earlier releases do."""
-    if (body.get("container") or body.get("environment")) and not environment:
-        raise Unsupported(
-            "this API knows no environments of functions: the function is registered without one",
-            hint="Name the container in each call, or let the deployment be updated.",
-        )

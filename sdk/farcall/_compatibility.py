@@ -80,8 +80,6 @@ def unmet(requirements: Requirements | None, runtime: EndpointRuntime) -> str:
     if requirements.python and runtime.python and runtime.python != requirements.python:
         code = f"byte code of Python {requirements.python}{requirements.classes}"
         return f"holds {code}, and the endpoint runs Python {runtime.python}"
-    if requirements.files and runtime.knows_files is False:
-        return "is a file, which the release of the endpoint does not know"
     return ""
 
 
@@ -107,8 +105,6 @@ def _rewritten(handle: FunctionHandle, requirements: Requirements, runtime: Endp
 
 
 def _hint(requirements: Requirements, runtime: EndpointRuntime) -> str:
-    if requirements.files and runtime.knows_files is False:
-        return "Upgrade the endpoint, or let the function read the files."
     if requirements.strategies - (runtime.strategies or requirements.strategies):
         return "Upgrade the endpoint, or choose a strategy that it reads."
     return f"Run this program with Python {runtime.python}. Or {WITHOUT_BYTE_CODE}."

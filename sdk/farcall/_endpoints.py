@@ -19,11 +19,10 @@ _RETRY_AFTER_S: Final = 30.0
 @dataclasses.dataclass(frozen=True)
 class EndpointRuntime:
     """Runtime that an endpoint reported when it connected. ``python`` is a version like "3.12", empty if unknown.
-    ``strategies`` and ``knows_files`` are None if unknown."""
+    ``strategies`` are None if unknown."""
 
     python: str = ""
     strategies: frozenset[str] | None = None
-    knows_files: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,5 +116,4 @@ def _runtime_of(endpoint: Mapping[str, Any]) -> EndpointRuntime:
     reported: Mapping[str, Any] = endpoint.get("runtime") or {}
     strategies = reported.get("serializers")
     version = ".".join(str(reported.get("python_version") or "").split(".")[:2])
-    knows_files = reported.get("knows_files") is True if reported else None
-    return EndpointRuntime(version, frozenset(strategies) if strategies else None, knows_files)
+    return EndpointRuntime(version, frozenset(strategies) if strategies else None)

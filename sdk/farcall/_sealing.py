@@ -177,7 +177,7 @@ class KnownEndpoints:
     ::
 
         ID FINGERPRINT
-        ID:newest-key EPOCH_SECONDS         a line of its own: earlier releases keep it when they write the file
+        ID:newest-key EPOCH_SECONDS         a line of its own
         name:NAME ID                        the endpoint that a name meant first, quoted as in a URL
     """
 

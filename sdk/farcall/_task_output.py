@@ -74,7 +74,7 @@ class TaskOutput:
 
     ``complete``: the task has ended, and no more will come. ``reason`` is None, or why there is none: NOT_STARTED,
     ENDPOINT_OFFLINE, NOT_KEPT (the task has printed nothing, ended over a day ago, or was submitted with
-    ``output_bytes=0``), ENDPOINT_TOO_OLD, NO_ANSWER, SEALED (what is recorded is sealed, and its endpoint has nothing),
+    ``output_bytes=0``), NO_ANSWER, SEALED (what is recorded is sealed, and its endpoint has nothing),
     NOT_SEALED (the call was sealed, and what the service shows is not: it is left out); there may be more.
     """
 

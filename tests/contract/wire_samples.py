@@ -333,13 +333,7 @@ LATER_FIELDS: Final = {
             payer="0b5a1f4e-5f0e-4d5b-9c55-0f2a7f6f2d11",
         )
     ),
-    "Hello.output": _hello(knows_output=True),
-    "Hello.graphs": _hello(knows_graphs=True),
-    "Hello.files": _hello(knows_files=True),
-    "Hello.reads-files": _hello(reads_files=True),
     "RunTasks.sources": _run_tasks(_task(options=TaskOptions(sources=(ENDPOINT,), source_files=(SHA[:32],)))),
-    "Hello.data-only": _hello(knows_data_only=True),
-    "Hello.retries": _hello(knows_retries=True),
     "Hello.containers": _hello(capabilities=m.Capabilities(containers=("apptainer", "uv"))),
     "RunTasks.environment": _run_tasks(
         _task(

@@ -315,7 +315,6 @@ class Agent(Peer):
             "protocol_versions": (wire.PROTOCOL_VERSION,),
             "heartbeat_s": HEARTBEAT_S,
             "held": held,
-            "knows_data_only": True,
         }
         return wire.Hello(**(values | fields))
 

@@ -72,7 +72,7 @@ def peers(cloud: Cloud, endpoint_id: str, start: Start, bucket: str) -> Iterator
     """Reader and source, and the reader's task."""
     source_id = cloud.add_endpoint()
     reader, source = Reader(cloud, endpoint_id, start()), Source(cloud, source_id, start())
-    source.open_session(reads_files=True)
+    source.open_session()
     files = (source_file(source_id, "/data/a"),)
     [task_id] = cloud.submit_new(endpoint_id, 1, sources=(source_id,), source_files=files)
     welcome = reader.open_session(credit=1)

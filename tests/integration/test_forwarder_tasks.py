@@ -130,7 +130,7 @@ def test_a_task_with_a_target_is_sent_although_its_submitter_has_used_up_the_cre
 def test_a_graph_brings_the_functions_that_it_calls(
     cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
 ) -> None:
-    """To an agent that knows graphs. Its stages are in the record, the history and the usage."""
+    """Its stages are in the record, the history and the usage."""
     callees = []
     for number, body in enumerate((b"resize", b"detect")):
         digest = hashlib.sha256(body).hexdigest()
@@ -140,7 +140,7 @@ def test_a_graph_brings_the_functions_that_it_calls(
         callees.append(Callee(function.function_id, digest, 1, environment))
     uv = wire.Capabilities(containers=("uv",))
     with Agent(cloud, endpoint_id, forwarder) as agent:
-        agent.open_session(credit=10, knows_graphs=True, capabilities=uv)
+        agent.open_session(credit=10, capabilities=uv)
         first, second = cloud.submit_new(endpoint_id, 2, callees=tuple(callees), payload=b"gr\nAAAA")
         specs = agent.take(2)
         assert {spec.task_id for spec in specs} == {first, second}
@@ -177,21 +177,11 @@ def test_a_graph_brings_the_functions_that_it_calls(
     assert (graph.task_id, graph.stages[0].name, graph.stages[0].ended) == (first, "resize", 3)
 
 
-def test_a_graph_is_not_sent_to_an_older_agent_or_without_a_function(
-    cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str
-) -> None:
+def test_a_graph_is_not_sent_without_a_function(cloud: Cloud, forwarder: RunningForwarder, endpoint_id: str) -> None:
     deleted = (Callee(wire.new_id(), "0" * 64, 1),)
     with Agent(cloud, endpoint_id, forwarder) as agent:
         agent.open_session(credit=10)
         [task_id] = cloud.submit_new(endpoint_id, 1, callees=deleted)
-        cloud.until_all([task_id], TaskState.FAILED)
-    error = cloud.task(task_id).error
-    assert error is not None
-    assert error.code == "ENDPOINT_INCOMPATIBLE"
-    newer_id = cloud.add_endpoint()
-    with Agent(cloud, newer_id, forwarder) as agent:
-        agent.open_session(credit=10, knows_graphs=True)
-        [task_id] = cloud.submit_new(newer_id, 1, callees=deleted)
         cloud.until_all([task_id], TaskState.FAILED)
     error = cloud.task(task_id).error
     assert error is not None

@@ -156,20 +156,6 @@ def test_blobs_survive_kill_9(tmp_path: Path, listener: socket.socket) -> None:
     asyncio.run(story())
 
 
-def test_blobs_of_an_earlier_release_are_converted(tmp_path: Path, listener: socket.socket) -> None:
-    earlier = tmp_path / "objects"
-    earlier.mkdir()
-    (earlier / "%2Ffarcall%2Fowner%2Fkey").write_bytes(b'{"REQUEST_METHOD": "PUT"}\nbytes\n of a blob')
-    (earlier / "new-unfinished").write_bytes(b"half")
-    engine = Blobs(tmp_path, listener, "key")
-
-    engine.prepare()
-    engine.prepare()
-
-    assert BlobSettings.from_environment(engine.environment()).open().read("owner/key") == b"bytes\n of a blob"
-    assert not earlier.exists()
-
-
 @pytest.mark.parametrize("content", ["", "8o80", "99999999"])
 def test_an_api_whose_port_file_is_damaged_gets_a_new_port(tmp_path: Path, content: str) -> None:
     (tmp_path / "api.last-port").write_text(content)

@@ -1,24 +1,39 @@
-"""The schema's upgrade: once, by one, however many try."""
+"""The schema's upgrade: once, by one, however many try.
+
+Later releases add revisions to the first one: the tests have made-up ones.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from farcall_common.errors import Unavailable
-from farcall_common.store import migrate, open_records
-from farcall_common.store.model import ObjectKind, Right
-from farcall_common.task_options import TaskOptions
+from farcall_common.store import migrate
 from tests.integration.store_servers import execute, free_port
 from tests.waiting import WAIT_S, wait_until
+
+#: A revision of a later release, with its number, the one before it, and its statement.
+REVISION = """
+from alembic import op
+from farcall_common.store.migrations import create_index
+
+revision, down_revision = {revision!r}, {former!r}
+
+def upgrade():
+    {statement}
+"""
+BUILD_INDEX = 'create_index("task_later", "task (finished_at)")'
+LATER = f"{int(migrate.HEAD) + 1:04}"
 
 
 @pytest.fixture
@@ -27,6 +42,23 @@ def empty_database(postgres_server: str) -> Iterator[str]:
     execute(postgres_server, f"CREATE DATABASE {name}")
     yield postgres_server.replace("/postgres", f"/{name}")
     execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def later_release(directory: Path, *statements: str) -> Path:
+    """The migrations of a release with a revision more for each statement."""
+    migrations = directory / "migrations"
+    shutil.copytree(Path(migrate.__file__).with_name("migrations"), migrations)
+    for number, statement in enumerate(statements, int(migrate.HEAD)):
+        revision = f"{number + 1:04}"
+        text = REVISION.format(revision=revision, former=f"{number:04}", statement=statement)
+        (migrations / "versions" / f"v{revision}_later.py").write_text(text)
+    return migrations
+
+
+def revision_of(database_url: str) -> str:
+    with psycopg.connect(database_url) as connection:
+        ((revision,),) = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    return str(revision)
 
 
 def test_an_upgrade_is_done_once(empty_database: str) -> None:
@@ -39,9 +71,27 @@ def test_one_of_many_concurrent_upgrades_runs(empty_database: str) -> None:
         assert sorted(workers.map(migrate.upgrade, [empty_database] * 4)) == [False, False, False, True]
 
 
-def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: str) -> None:
+def test_revisions_of_a_later_release_are_applied_in_their_order(empty_database: str, tmp_path: Path) -> None:
+    steps = ('op.execute("CREATE TABLE later (a text)")', 'op.execute("ALTER TABLE later ADD COLUMN b text")')
+    migrations, newest = later_release(tmp_path, *steps), f"{int(LATER) + 1:04}"
+    migrate.upgrade(empty_database)
+    assert migrate.upgrade(empty_database, revision=newest, migrations=migrations)
+    assert not migrate.upgrade(empty_database, revision=newest, migrations=migrations)
+    execute(empty_database, "INSERT INTO later (a, b) VALUES ('a', 'b')")
+
+
+def test_finished_revisions_stay_if_a_later_one_fails(empty_database: str, tmp_path: Path) -> None:
+    create = 'op.execute("CREATE TABLE later (a text)")'
+    migrations, newest = later_release(tmp_path, create, create), f"{int(LATER) + 1:04}"
+    with pytest.raises(Exception, match="already exists"):
+        migrate.upgrade(empty_database, revision=newest, migrations=migrations)
+    assert revision_of(empty_database) == LATER
+
+
+def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: str, tmp_path: Path) -> None:
     """An index that is built at once waits for every writer, and lets none in behind itself."""
-    migrate.upgrade(empty_database, revision="0002")
+    migrations = later_release(tmp_path, BUILD_INDEX)
+    migrate.upgrade(empty_database)
     group = "INSERT INTO task_group (task_group_id, owner_id) VALUES (%s, 'alice')"
     lock = "LOCK TABLE task IN ROW EXCLUSIVE MODE"
     waits = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CREATE INDEX%' AND wait_event_type = 'Lock'"
@@ -51,7 +101,7 @@ def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: s
         psycopg.connect(empty_database, autocommit=True, options="-c lock_timeout=60s") as other,
     ):
         writer.execute(lock)
-        upgrade = pool.submit(migrate.upgrade, empty_database)
+        upgrade = pool.submit(migrate.upgrade, empty_database, revision=LATER, migrations=migrations)
         deadline = time.monotonic() + WAIT_S
         while other.execute(waits).fetchone() == (0,) and time.monotonic() < deadline:
             other.execute("SELECT pg_sleep(0.02)")
@@ -61,14 +111,19 @@ def test_a_large_table_accepts_writes_while_its_index_is_built(empty_database: s
             other.execute(group, ["g1"])
         writer.commit()
         assert upgrade.result(timeout=WAIT_S)
-    assert not migrate.upgrade(empty_database)
+    assert revision_of(empty_database) == LATER
 
 
-def test_a_statement_ends_with_the_program_that_has_sent_it(empty_database: str) -> None:
+def test_a_statement_ends_with_the_program_that_has_sent_it(empty_database: str, tmp_path: Path) -> None:
     """As Lambda ends a function at its time limit; the next attempt must not wait for the first one's locks."""
-    migrate.upgrade(empty_database, revision="0002")
+    migrations = later_release(tmp_path, BUILD_INDEX)
+    migrate.upgrade(empty_database)
     waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    program = f"from farcall_common.store import migrate; migrate.upgrade({empty_database!r})"
+    program = f"""
+from pathlib import Path
+from farcall_common.store import migrate
+migrate.upgrade({empty_database!r}, revision={LATER!r}, migrations=Path({str(migrations)!r}))
+"""
     with (
         psycopg.connect(empty_database) as reader,
         psycopg.connect(empty_database, autocommit=True) as other,
@@ -80,112 +135,33 @@ def test_a_statement_ends_with_the_program_that_has_sent_it(empty_database: str)
         wait_until(lambda: other.execute(waits).fetchone() == (0,), "the server ends the statement")
 
 
-def test_an_interrupted_index_is_rebuilt(empty_database: str) -> None:
-    migrate.upgrade(empty_database, revision="0002")
-    columns = "task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent, "
-    columns += "max_attempts, result_serializers, resource_specification, details, submitted_at, timings"
-    values = "'g', 'a', 'e', 'f', 'h', 'p', true, 1, '[]', '{}', '{}', now(), '{}'"
-    for task_id in ("t1", "t2"):
-        execute(empty_database, f"INSERT INTO task ({columns}) VALUES ('{task_id}', {values})")
+def test_an_interrupted_index_is_rebuilt(empty_database: str, tmp_path: Path) -> None:
+    migrate.upgrade(empty_database)
+    for group_id in ("g1", "g2"):
+        execute(empty_database, f"INSERT INTO task_group (task_group_id, owner_id) VALUES ('{group_id}', 'alice')")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        execute(empty_database, "CREATE UNIQUE INDEX CONCURRENTLY task_ended ON task (owner_id)")
+        execute(empty_database, "CREATE UNIQUE INDEX CONCURRENTLY group_later ON task_group (owner_id)")
 
-    assert migrate.upgrade(empty_database)
+    build = 'create_index("group_later", "task_group (created_at)")'
+    assert migrate.upgrade(empty_database, revision=LATER, migrations=later_release(tmp_path, build))
 
-    query = "SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = 'task_ended'::regclass"
+    query = "SELECT indisvalid, pg_get_indexdef(indexrelid) FROM pg_index WHERE indexrelid = 'group_later'::regclass"
     with psycopg.connect(empty_database) as connection:
         row = connection.execute(query).fetchone()
     assert row is not None
     assert row[0]
-    assert "finished_at" in row[1]
-
-
-@pytest.mark.parametrize("former", ["0004", "0005", "0008"])
-def test_an_interrupted_revision_can_be_repeated(empty_database: str, former: str) -> None:
-    """Those that run outside of a transaction may have done half of their work."""
-    migrate.upgrade(empty_database)
-    execute(empty_database, f"UPDATE alembic_version SET version_num = '{former}'")
-    assert migrate.upgrade(empty_database)
-    query = "SELECT conname FROM pg_constraint WHERE conrelid = 'task'::regclass AND contype = 'c' ORDER BY conname"
-    with psycopg.connect(empty_database) as connection:
-        assert [name for (name,) in connection.execute(query)] == [
-            "task_ended_check",
-            "task_options_check",
-            "task_payload_check",
-        ]
-
-
-def test_options_of_tasks_are_carried_over(empty_database: str) -> None:
-    """Those that are there, and those that a release before this one adds until it is replaced."""
-    migrate.upgrade(empty_database, revision="0008")
-    columns = "task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent, "
-    columns += "max_attempts, walltime_s, container_id, result_serializers, resource_specification, details, "
-    columns += "submitted_at, timings"
-    statement = (
-        f"INSERT INTO task ({columns}) VALUES ('{{}}', 'g', 'a', 'e', 'f', 'h', 'p', {{}}, '{{}}', now(), '{{}}')"
-    )
-    former = {
-        "full": """false, 7, 2.5, 'c1', '["x", "y"]',
-            '{"memory_bytes": 5, "num_nodes": 2, "num_ranks": null, "keep_output": true, "queue": {"a": null}}'""",
-        "plain": "true, 3, NULL, NULL, '[]', '{}'",
-        "wrong": """true, 3, NULL, NULL, '[]', '{"memory_bytes": "2 GB", "num_nodes": 0, "keep_output": 1}'""",
-    }
-    expected = {
-        "full": TaskOptions(
-            idempotent=False,
-            max_attempts=7,
-            walltime_s=2.5,
-            container="c1",
-            result_serializers=("x", "y"),
-            memory_bytes=5,
-            num_nodes=2,
-            keep_output=True,
-            resource_specification={"queue": {"a": None}},
-        ),
-        "plain": TaskOptions(),
-        "wrong": TaskOptions(resource_specification={"memory_bytes": "2 GB", "num_nodes": 0, "keep_output": 1}),
-    }
-    for name, values in former.items():
-        execute(empty_database, statement.format(name, values, "{}", "{}"))
-    assert migrate.upgrade(empty_database)
-    for name, values in former.items():
-        execute(empty_database, statement.format(f"{name}, later", values, "{}", "{}"))
-
-    with contextlib.closing(open_records(empty_database, timeout_s=5)) as records:
-        found = records.tasks.get_tasks([*expected, *(f"{name}, later" for name in expected)])
-    assert {task_id: task.options for task_id, task in found.items()} == {
-        **expected,
-        **{f"{name}, later": options for name, options in expected.items()},
-    }
-
-
-def test_grants_become_shares(empty_database: str) -> None:
-    migrate.upgrade(empty_database, revision="0012")
-    execute(empty_database, "INSERT INTO endpoint (endpoint_id, owner_id, name) VALUES ('e', 'alice', 'lab')")
-    execute(empty_database, "INSERT INTO function (function_id, owner_id, name) VALUES ('f', 'carol', 'f')")
-    execute(empty_database, "INSERT INTO access_grant VALUES ('bob', 'e'), ('bob', 'f'), ('bob', 'deleted')")
-    migrate.upgrade(empty_database)
-    with contextlib.closing(open_records(empty_database, timeout_s=5)) as records:
-        assert records.shares.find_rights(["e", "f"], ["identity bob"]) == {"e": Right.USE, "f": Right.USE}
-        found = records.shares.list_shares_with(["identity bob"])
-    assert [(each.object_id, each.kind, each.granted_by) for each in found] == [
-        ("e", ObjectKind.ENDPOINT, "alice"),
-        ("f", ObjectKind.FUNCTION, "carol"),
-    ]
+    assert "created_at" in row[1]
 
 
 def test_the_head_is_the_newest_revision() -> None:
     assert migrate.scripts().get_current_head() == migrate.HEAD
 
 
-def test_old_code_does_not_change_a_newer_database(empty_database: str) -> None:
+def test_old_code_does_not_change_a_newer_database(empty_database: str, tmp_path: Path) -> None:
     """CloudFormation that puts a deployment back runs the old code's migration on what the new code's has made."""
-    migrate.upgrade(empty_database)
-    newer = f"{int(migrate.HEAD) + 1:04}"
-    execute(empty_database, f"UPDATE alembic_version SET version_num = '{newer}'")
+    migrate.upgrade(empty_database, revision=LATER, migrations=later_release(tmp_path, BUILD_INDEX))
     assert not migrate.upgrade(empty_database)
-    with psycopg.connect(empty_database) as connection:
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == (newer,)
+    assert revision_of(empty_database) == LATER
 
 
 def test_the_schema_has_the_tables(postgres_url: str) -> None:

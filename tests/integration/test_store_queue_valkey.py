@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from farcall_common.errors import QueueDataLost, Unavailable
-from farcall_common.store import CancelOutcome, ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue, queue_valkey
+from farcall_common.store import ForwarderInfo, PeerKey, PeerKind, Queue, ValkeyQueue, queue_valkey
 from farcall_common.store.model import HeldLeases, MaintenanceResult, RunningLimit
 from farcall_common.store.queue_valkey import DELETED_TTL_S, MARKER_TTL_S
 from tests.integration.store_servers import Valkey, queue_with_clock
@@ -270,9 +270,7 @@ def test_the_scripts_and_the_fake_divide_work_the_same_way(seed: int, valkey: Va
         assert server.keys("[qrhc]:*") == []
 
 
-def test_lanes_that_a_script_of_an_earlier_release_has_moved_leave_in_the_end(
-    queue: Queue, server: redis.Redis
-) -> None:
+def test_lanes_that_a_script_of_another_release_has_moved_leave_in_the_end(queue: Queue, server: redis.Redis) -> None:
     """To it they are two submitters, with a limit for the one without targets."""
     fence = own(queue)
     queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)
@@ -286,21 +284,3 @@ def test_lanes_that_a_script_of_an_earlier_release_has_moved_leave_in_the_end(
     queue.cancel("e1", ["alice-1"])
     queue.set_limits({"e1": {"alice": RunningLimit(max_running=1)}}, complete=True)  # the reconciler, each minute
     assert lease(queue, fence) == ["alice-target-0"]
-
-
-def test_tasks_of_a_release_with_one_list_are_adopted(queue: Queue, server: redis.Redis) -> None:
-    """It had one list for all submitters, and no submitter in a task's hash."""
-    queue.enqueue([make_queued(f"t{n}") for n in range(4)])
-    for number in range(4):
-        server.hdel(f"t:{{e1}}:t{number}", "submitter")
-    server.rename("q:{e1}:alice", "q:{e1}")
-    server.delete("r:{e1}", "c:{e1}")
-    fence = own(queue)
-    assert queue.depth(["e1"]) == 4
-    assert lease(queue, fence, limit=2) == ["t0", "t1"]
-    queue.unlease("e1", fence, ["t1"])
-    server.hset("t:{e1}:t2", "state", "done")  # its API cancels a task, and takes it out of the list that it knows
-    assert queue.cancel("e1", ["t3"]) == {"t3": CancelOutcome.REMOVED}
-    assert lease(queue, fence) == ["t1"]
-    single.ack(queue, fence, [make_result("t0"), make_result("t1")])
-    assert server.keys("[qrhc]:*") == []

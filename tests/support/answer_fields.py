@@ -166,8 +166,7 @@ _FIELDS: Final[Mapping[str, Mapping[Entry, str]]] = {
     "SealingKeyShape": {Entry(SIGNED, KEY): "identity key created_at signature"},
     "EndpointRuntime": {
         Entry(ENDPOINT, ID): "python_version serializers",
-        Entry(ENDPOINT, NUMBER): "knows_files",
-        Entry(ENDPOINT, TEXT): "containers knows_graphs knows_retries packages platform",
+        Entry(ENDPOINT, TEXT): "containers packages platform",
     },
     "EndpointEntry": {
         Entry(SERVICE, ID): "uuid",

@@ -14,9 +14,9 @@ from typing import Final
 ROOT = Path(__file__).parents[2]
 PARTS = ("analytics", "common", "endpoint", "forwarder_fargate", "infra", "lambdas", "local", "localstack", "sdk")
 
-LINES: Final = 142_300
+LINES: Final = 141_600
 """Goal: 112,000."""
-MODULES: Final = 724
+MODULES: Final = 705
 """Goal: 570."""
 ROOM: Final = 1000
 """Lines by which the product may be below :data:`LINES` before that is lowered."""
@@ -30,7 +30,7 @@ LONG_MODULES: Final = {
     "common/farcall_common/payload/by_value.py": 816,
     "common/farcall_common/store/model.py": 824,
     "common/farcall_common/store/ports.py": 835,
-    "endpoint/farcall_endpoint/agent/shell/service.py": 834,
+    "endpoint/farcall_endpoint/agent/shell/service.py": 828,
     "endpoint/farcall_endpoint/manager/shell/service.py": 1051,
     "sdk/farcall/_client.py": 1083,
     "sdk/farcall/_engine.py": 1008,

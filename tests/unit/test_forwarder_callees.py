@@ -22,7 +22,6 @@ from tests.unit.test_forwarder_core import ENDPOINT_ID, SIGNED, World, leased, n
 
 OWN = ("function", "hash")
 LOAD, RESIZE = ("f-load", "h-load"), ("f-resize", "h-resize")
-GRAPHS = {"knows_graphs": True}
 
 
 def graph(number: int, *functions: tuple[str, str], **fields: Any) -> LeasedTask:
@@ -32,7 +31,7 @@ def graph(number: int, *functions: tuple[str, str], **fields: Any) -> LeasedTask
 
 def serving(**hello_fields: Any) -> World:
     world = World()
-    world.serve(credit=500, **{**GRAPHS, **hello_fields})
+    world.serve(credit=500, **hello_fields)
     return world
 
 
@@ -101,22 +100,6 @@ def test_task_of_which_a_function_was_deleted_ends(missing: tuple[str, str]) -> 
     assert [tasks for tasks, _ in runs(actions)] == ([] if missing == OWN else [[task_id(2)]])
 
 
-@pytest.mark.parametrize("knows_graphs", [True, False])
-def test_graph_is_not_sent_to_an_agent_that_does_not_know_them(knows_graphs: bool) -> None:
-    world = serving(knows_graphs=knows_graphs)
-    for id_, hash_ in (OWN, LOAD, RESIZE):
-        world.core._context.functions.add(id_, hash_, FunctionBody("name", b"body"))
-    actions = lease(world, graph(1), leased(2))
-    if knows_graphs:
-        assert [tasks for tasks, _ in runs(actions)] == [[task_id(1), task_id(2)]]
-        return
-    assert runs(actions) == [([task_id(2)], ["hash"])]
-    [result] = the_flush(actions).batches[0].results
-    assert result.error is not None
-    assert (result.task_id, result.state, result.error.code) == (task_id(1), TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
-    assert "too old to run graphs" in result.error.message
-
-
 def test_graph_is_not_sent_to_an_agent_that_does_not_run_the_environment_of_a_callee() -> None:
     world = serving(capabilities=wire.Capabilities(containers=("uv",)))
     sci = Environment(type="apptainer", location="/images/sci.sif", name="sci")
@@ -148,7 +131,7 @@ def test_each_callee_has_its_own_signature() -> None:
 
 def test_functions_that_do_not_fit_the_cache_together_are_sent_all_the_same() -> None:
     world = World(dataclasses.replace(Policy(), function_cache_bytes=15))
-    world.serve(credit=5, **GRAPHS)
+    world.serve(credit=5)
     world.core._context.functions.add(*LOAD, FunctionBody("name", b"0123456789"))
     [prepare] = lease(world, graph(1))
     actions = prepared(world, prepare, bodies(LOAD, RESIZE, OWN, body=b"0123456789"))

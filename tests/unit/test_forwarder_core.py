@@ -682,7 +682,7 @@ def test_an_endpoint_without_a_session_is_maintained_without_a_spool() -> None:
 @pytest.mark.parametrize("data_only", [False, True])
 def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only: bool) -> None:
     world = World()
-    world.hears(hello(knows_data_only=True))
+    world.hears(hello())
     world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only))
     world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
     world.hears(wire.Credit(tasks=2))
@@ -690,46 +690,6 @@ def test_tasks_say_whether_their_endpoint_runs_certain_functions_only(data_only:
     [order] = sent(world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)])))
     assert isinstance(order, wire.RunTasks)
     assert [spec.data_only for spec in order.tasks] == [data_only, data_only]
-
-
-def test_an_agent_of_a_former_release_gets_no_tasks_whose_arguments_are_data_only() -> None:
-    world = World()
-    world.hears(hello())
-    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7, data_only=True))
-    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
-    world.hears(wire.Credit(tasks=2))
-    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
-
-    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1), leased(2)]))
-
-    assert sent(actions) == []
-    found = the_flush(actions).batches[0].results
-    assert [(result.state, result.error and result.error.code) for result in found] == [
-        (TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
-    ] * 2
-
-
-@pytest.mark.parametrize("knows_retries", [True, False])
-def test_a_task_with_retries_is_not_sent_to_an_agent_that_does_not_know_them(knows_retries: bool) -> None:
-    world = World()
-    world.hears(hello(knows_retries=knows_retries))
-    world.on(ev.EndpointClaimed(ENDPOINT_ID, 1, 7))
-    world.on(ev.LeasesRead(ENDPOINT_ID, 7, {}))
-    world.hears(wire.Credit(tasks=2))
-    world.core._context.functions.add("function", "hash", FunctionBody("name", b"body"))
-
-    actions = world.on(ev.TasksLeased(ENDPOINT_ID, 7, 500, [leased(1, retries=2), leased(2)]))
-
-    [order] = sent(actions)
-    assert isinstance(order, wire.RunTasks)
-    if knows_retries:
-        assert [(spec.task_id, spec.options.retries) for spec in order.tasks] == [(task_id(1), 2), (task_id(2), 0)]
-        return
-    assert [spec.task_id for spec in order.tasks] == [task_id(2)]
-    [result] = the_flush(actions).batches[0].results
-    assert result.error is not None
-    assert (result.task_id, result.state, result.error.code) == (task_id(1), TaskState.FAILED, "ENDPOINT_INCOMPATIBLE")
-    assert "too old to run a task again that raised" in result.error.message
 
 
 @pytest.mark.parametrize("containers", [(), ("docker",), ("docker", "apptainer")])
@@ -1105,18 +1065,6 @@ def test_an_agent_with_an_old_copy_of_the_spool_is_refused_and_the_other_one_sta
     assert spool_generations(world.hears(wire.Heartbeat(at=1.0, spool_generation=5))) == []  # it is still connected
     world.on(ev.SpoolGenerationRecorded(ENDPOINT_ID, 7, 4))
     assert spool_generations(world.after(POLICY.record_s)) == [5]
-
-
-def test_an_agent_without_a_spool_generation_is_admitted_unless_its_spool_had_one() -> None:
-    """Older releases cannot read a spool with a generation: an agent without one has a backup of it."""
-    world = World()
-    world.serve(spool_generation=0)
-    assert any(isinstance(action, do.ClaimEndpoint) for action in world.hears(hello(), routing_id=b"older release"))
-    world = World()
-    world.serve(spool_generation=3)
-    [refusal] = sent(world.hears(hello(), routing_id=b"older release and older spool"))
-    assert isinstance(refusal, wire.Refused)
-    assert refusal.error["code"] == "SPOOL_OUTDATED"
 
 
 def test_endpoints_without_tasks_are_refreshed_in_one_step() -> None:

@@ -618,18 +618,18 @@ def test_a_claim_with_an_old_copy_of_the_spool_is_refused() -> None:
     records.endpoints.add_endpoint_key("a", "key a", at=dt.datetime.now(dt.UTC))
     steps = steps_on(queue, records)
 
-    def claim(spool_id: str, spool_generation: int | None) -> str:
+    def claim(spool_id: str, spool_generation: int) -> str:
         [answer] = steps.perform([ClaimEndpoint("a", 1, "key a", spool_id, 45.0, spool_generation=spool_generation)])
         return answer.error.code if isinstance(answer, ClaimRefused) else "let in"
 
-    assert [claim("spool", None), claim("spool", 1)] == ["let in"] * 2
+    assert [claim("spool", 0), claim("spool", 1)] == ["let in"] * 2
     steps.perform([RecordSpoolGeneration("a", 1, "spool", 3)])
     fence = single.claim(queue, "a", "other", spool_id="spool", ttl_s=45)
     single.mark_restored(queue, "a", fence)
     assert claim("spool", 2) == "SPOOL_OUTDATED"
     assert queue.renew_ownership("other", {"a": (fence, "spool")}, ttl_s=45) == []  # it still owns it
     assert [claim("spool", 3), claim("spool", 4)] == ["let in"] * 2
-    assert [claim("spool", 3), claim("spool", None)] == ["SPOOL_OUTDATED"] * 2
+    assert [claim("spool", 3), claim("spool", 0)] == ["SPOOL_OUTDATED"] * 2
     queue.evict("a")
     assert [claim("new", 0), claim("new", 0)] == ["let in", "let in"]
 

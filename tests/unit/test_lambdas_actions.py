@@ -191,7 +191,7 @@ class TestRun:
             "result_serializers": ["11"],
             "create_queue": False,
         }
-        connected = {"public_key": f"{uuid.uuid4().hex}{'k' * 8}", "containers": ["docker"], "knows_retries": True}
+        connected = {"public_key": f"{uuid.uuid4().hex}{'k' * 8}", "containers": ["docker"]}
         lab.api.stores.queue.announce(ForwarderInfo("f", "tcp://10.0.0.1:443", "1" * 40), ttl_s=1e9)
         assert lab.api.call("POST", f"/v3/endpoints/{lab.endpoint_id}/connect", connected).status == 200
         [task] = lab.tasks(lab.run(request))

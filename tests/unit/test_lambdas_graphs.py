@@ -30,7 +30,7 @@ class GraphLab(EnvironmentLab):
 
     def __init__(self, **endpoint: Any) -> None:
         super().__init__(**endpoint)
-        self.connect(knows_graphs=True, containers=["apptainer", "uv"])
+        self.connect(containers=["apptainer", "uv"])
         self.callee_id = self.function(function_name="resize", function_code="4\n01\ng")
 
     def refused(self, *callees: str, **fields: Any) -> tuple[int, Any, Any]:
@@ -161,21 +161,7 @@ def test_byte_code_of_a_callee_must_be_of_the_python_of_the_endpoint(lab: GraphL
     assert lab.submit(callees=[old], environment=PACKAGES).status == 200
 
 
-def test_agent_that_does_not_know_graphs_is_refused(lab: GraphLab) -> None:
-    for more, refused in (({}, True), ({"knows_graphs": False}, True), ({"knows_graphs": True}, False)):
-        lab.connect(**more)
-        if refused:
-            status, code, message = lab.refused(lab.callee_id)
-            assert (status, code) == (400, "ENDPOINT_INCOMPATIBLE")
-            assert "the agent of endpoint laptop is too old to run graphs" in message
-        else:
-            assert lab.submit(callees=[lab.callee_id]).status == 200
-        assert lab.submit().status == lab.submit(callees=[]).status == 200
-    shown = lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body
-    assert shown["runtime"]["knows_graphs"] is True
-
-
-def test_endpoint_that_never_connected_may_know_graphs() -> None:
+def test_endpoint_that_never_connected_may_get_graphs() -> None:
     lab = EnvironmentLab()
     endpoint_id = lab.api.endpoint()
     body = {"tasks": {lab.function_id: ["p"]}, "callees": [lab.function()]}

@@ -96,9 +96,3 @@ def test_of_a_task_that_has_ended_the_files_are_shown_that_were_copied(lab: Grap
     assert answer["details"]["files"] == files
     assert "staging" not in answer
     assert why(lab, task)["reason"] == "ENDED"
-
-
-def test_endpoint_says_that_it_knows_files(lab: GraphLab) -> None:
-    assert "knows_files" not in lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body["runtime"]
-    lab.connect(knows_files=True)
-    assert lab.api.call("GET", f"/v2/endpoints/{lab.endpoint_id}").body["runtime"]["knows_files"] is True

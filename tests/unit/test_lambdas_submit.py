@@ -85,21 +85,6 @@ def test_byte_code_of_another_python_is_refused_before_anything_is_stored(lab: L
         assert lab.submit().status == 200  # functions that say nothing run anywhere
 
 
-def test_retries_are_refused_for_an_agent_that_does_not_know_them(lab: Lab) -> None:
-    connect = f"/v3/endpoints/{lab.endpoint_id}/connect"
-    retried: dict[str, Any] = {"retries": 3, "retry_on": ["builtins.OSError"], "retry_delay_s": 0.5}
-    assert lab.submit(**retried).status == 200  # nothing is known of the endpoint
-    for more, status in (({}, 400), ({"knows_retries": True}, 200), ({"knows_retries": False}, 400)):
-        lab.api.call("POST", connect, {"public_key": "k" * 40, "python_version": "3.12.4", **more})
-        before = lab.count()
-        answer = lab.submit(**retried)
-        assert (answer.status, lab.count()) == (status, before + (status == 200))
-        if status == 400:
-            assert answer.body["code"] == "ENDPOINT_INCOMPATIBLE"
-            assert "the agent of endpoint laptop is too old to run a task again that raised" in answer.body["message"]
-        assert lab.submit(retries=0).status == 200
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import farcall
-from farcall import Client, ContainerUnknown, EndpointIncompatible, Executor, Unsupported
+from farcall import Client, ContainerUnknown, EndpointIncompatible, Executor
 from farcall._task_info import Why
 from farcall.testing import FakeCloud
 from tests.unit.sdk_cli_runner import Farcall
@@ -93,23 +93,6 @@ def test_an_api_that_knows_no_environments_refuses_the_call(cloud: FakeCloud) ->
             with pytest.raises(ContainerUnknown, match="environment-"):
                 executor.options(**options).submit(double, 1).result(WAIT_S)
         assert executor.submit(double, 1).result(WAIT_S) == 2
-
-
-def test_an_api_that_leaves_the_environment_of_a_function_out_is_noticed(cloud: FakeCloud) -> None:
-    def forget(request: httpx.Request, body: Any) -> Any:
-        if "functions" in request.url.path:
-            return {name: value for name, value in body.items() if name not in ("environment", "container")}
-        return body
-
-    with client_through(cloud, forget) as client:
-        client.register_container("/images/sci.sif", "apptainer", "sci")
-        for fields in ({"container": "sci"}, {"requirements": ["numpy"]}, {"environment": SIF}):
-            with pytest.raises(Unsupported, match="knows no environments of functions"):
-                client.register_function(double, **fields)
-        function_id = client.register_function(double)
-        with pytest.raises(Unsupported, match="knows no environments of functions"):
-            client.update_function(function_id, container="sci")
-        assert client.update_function(function_id, container="") == 1
 
 
 def test_python_of_the_endpoint_is_not_that_of_an_image(cloud: FakeCloud) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from farcall import (
     Client,
-    EndpointIncompatible,
     EndpointUnknown,
     Executor,
     File,
@@ -168,20 +167,6 @@ def test_list_counts_for_the_limit_of_a_payload() -> None:
         pack_call((files,), {}, function_name="f")
 
 
-@pytest.mark.parametrize(("runtime", "refused"), [({}, False), ({"knows_files": True}, False), ({"x": 1}, True)])
-def test_endpoint_that_does_not_know_files_is_refused_before(
-    cloud: FakeCloud, executor: Executor, runtime: dict[str, Any], refused: bool
-) -> None:
-    cloud.runtime = runtime
-    future = executor.submit(total, File(SCAN))
-    if refused:
-        with pytest.raises(EndpointIncompatible, match="is a file, which the release of the endpoint does not know"):
-            future.result(WAIT_S)
-    else:
-        assert future.result(WAIT_S) == 12
-    assert executor.submit(length, "abc").result(WAIT_S) == 3
-
-
 def test_batch_with_files(cloud: FakeCloud) -> None:
     client = cloud.client()
     batch = client.create_batch()
@@ -189,9 +174,6 @@ def test_batch_with_files(cloud: FakeCloud) -> None:
     task_id = batch.add(function_id, (File(SCAN),))
     client.batch_run(cloud.endpoint_id, batch)
     assert client.get_result(task_id, wait_s=WAIT_S) == 12
-    cloud.runtime = {"python_version": ""}
-    with pytest.raises(EndpointIncompatible, match="is a file"):
-        cloud.client().batch_run(cloud.endpoint_id, batch)
 
 
 def test_task_shows_the_files_that_were_copied(cloud: FakeCloud, executor: Executor) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from farcall_common.store.model import (
-    BlobRef,
     FileMessage,
     ForwarderInfo,
     OutputAnswer,
@@ -24,9 +23,9 @@ from farcall_common.store.model import (
     SharedResults,
     TaskResult,
 )
-from farcall_common.task_options import take_former
 
 pack: Final = msgspec.msgpack.Encoder().encode
+unpack_task: Final = msgspec.msgpack.Decoder(QueuedTask).decode
 unpack_forwarder: Final = msgspec.msgpack.Decoder(ForwarderInfo).decode
 unpack_peer: Final = msgspec.msgpack.Decoder(PeerKey).decode
 unpack_result: Final = msgspec.msgpack.Decoder(TaskResult).decode
@@ -37,42 +36,6 @@ unpack_shared: Final = msgspec.msgpack.Decoder(SharedResults).decode
 
 _logger = logging.getLogger(__name__)
 _Value = TypeVar("_Value")
-
-
-class _FormerTask(msgspec.Struct):
-    """A queued task as releases before ADR 0046 wrote it, with a field per option."""
-
-    task_id: str
-    task_group_id: str
-    owner_id: str
-    endpoint_id: str
-    function_id: str
-    function_hash: str
-    payload: bytes | None
-    idempotent: bool
-    max_attempts: int
-    walltime_s: float | None
-    container_id: str | None
-    result_serializers: tuple[str, ...]
-    resource_specification: dict[str, Any]
-    payload_ref: BlobRef | None = None
-    attempt: int = 0
-    submitted_at: float | None = None
-    traceparent: str | None = None
-
-
-_unpack_task: Final = msgspec.msgpack.Decoder(QueuedTask).decode
-_unpack_former: Final = msgspec.msgpack.Decoder(_FormerTask).decode
-
-
-def unpack_task(data: bytes) -> QueuedTask:
-    """A queued task, also one of a release before ADR 0046."""
-    try:
-        return _unpack_task(data)
-    except msgspec.ValidationError:
-        former = _unpack_former(data)
-    values = msgspec.structs.asdict(former)
-    return QueuedTask(options=take_former(values), **values)
 
 
 def if_known(unpack: Callable[[bytes], _Value], data: bytes) -> _Value | None:

@@ -16,8 +16,9 @@ from farcall_common.errors import Unavailable
 from farcall_common.store.postgres import unavailable
 
 #: The revision that this code works with. A test holds it to the newest file in ``migrations/versions``.
-HEAD: Final = "0020"
+HEAD: Final = "0001"
 
+_MIGRATIONS: Final = Path(__file__).with_name("migrations")
 _ADVISORY_LOCK: Final = 0x_FA_CA_11
 _LOCK_TIMEOUT_S: Final = 120
 _LOCK_RETRY_S: Final = 0.2
@@ -27,8 +28,9 @@ _LOCK_RETRY_S: Final = 0.2
 _OPTIONS: Final = "-c client_connection_check_interval=5s"
 
 
-def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
+def upgrade(database_url: str, *, revision: str = HEAD, migrations: Path = _MIGRATIONS) -> bool:
     """Apply the missing revisions, as far as ``revision``, under an advisory lock. Returns whether there were any.
+    Tests have a folder ``migrations`` with revisions after ``HEAD``.
 
     A database that newer code has upgraded stays as it is: a deployment that is put back meets one, and migrations only
     add to what the code before them knows.
@@ -42,7 +44,7 @@ def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
             _lock(connection)
             if _is_done(connection, revision):
                 return False
-            _apply(database_url, revision)
+            _apply(database_url, revision, migrations)
             return True
     except psycopg.OperationalError as error:
         raise unavailable(error, what="cannot upgrade the database") from error
@@ -50,7 +52,7 @@ def upgrade(database_url: str, *, revision: str = HEAD) -> bool:
 
 def scripts() -> ScriptDirectory:
     """The revisions as Alembic sees them."""
-    return ScriptDirectory.from_config(_config())
+    return ScriptDirectory.from_config(_config(_MIGRATIONS))
 
 
 def _lock(connection: psycopg.Connection[tuple[str, ...]]) -> None:
@@ -80,17 +82,17 @@ def _revision(connection: psycopg.Connection[tuple[str, ...]]) -> str | None:
     return row[0] if row else None
 
 
-def _apply(database_url: str, revision: str) -> None:
+def _apply(database_url: str, revision: str, migrations: Path) -> None:
     engine = create_engine(
         "postgresql+psycopg://", creator=lambda: psycopg.connect(database_url, options=_OPTIONS), poolclass=NullPool
     )
     with engine.connect() as connection:
-        config = _config()
+        config = _config(migrations)
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
 
 
-def _config() -> Config:
+def _config(migrations: Path) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.set_main_option("script_location", str(migrations))
     return config

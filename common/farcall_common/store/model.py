@@ -230,7 +230,7 @@ class Container:
     def environment(self) -> Environment:
         """The definition, as tasks have it.
 
-        :raises ValueError: if it is none: earlier releases registered any technology.
+        :raises ValueError: if it is none.
         """
         return Environment.of(
             {

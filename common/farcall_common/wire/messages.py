@@ -212,16 +212,10 @@ class Hello(Message, frozen=True):
     every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
 
     ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
-    generation than was reported before is an old copy. None: the agent does not count.
+    generation than was reported before is an old copy.
 
     ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
-    weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
-    ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
-    whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
-    ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
-    and acts on ``TaskOptions.callees``; without it, no task is sent that has any. ``knows_files``: the agent copies the
-    files that a payload lists; a forwarder cannot see whether one does. ``reads_files``: the agent answers FileWanted;
-    without it, none is sent."""
+    weight. ``weights``: by identity, the share of each submitter; 1 for others."""
 
     endpoint_id: str
     ticket: str
@@ -229,17 +223,11 @@ class Hello(Message, frozen=True):
     spool_id: str
     protocol_versions: tuple[int, ...]
     heartbeat_s: Seconds
-    spool_generation: Generation | None = None
+    spool_generation: Generation = 0
     held: tuple[HeldTask, ...] = ()
     capabilities: Capabilities = Capabilities()
     reserve: Count = 0
     weights: Annotated[dict[str, Weight], msgspec.Meta(max_length=1000)] = {}
-    knows_data_only: bool = False
-    knows_retries: bool = False
-    knows_output: bool = False
-    knows_graphs: bool = False
-    knows_files: bool = False
-    reads_files: bool = False
 
 
 class Credit(Message, frozen=True):

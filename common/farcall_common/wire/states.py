@@ -100,7 +100,6 @@ class FileReason(enum.StrEnum):
     NOT_A_SOURCE = "NOT_A_SOURCE"
     NO_RIGHT = "NO_RIGHT"
     OFFLINE = "OFFLINE"
-    TOO_OLD = "TOO_OLD"
     TOO_LARGE = "TOO_LARGE"
     QUOTA = "QUOTA"
     BUSY = "BUSY"

@@ -74,7 +74,7 @@ class BatchedSteps:
             for step, fence in zip(known, fences, strict=True)
         ]
         marks = {
-            step.endpoint_id: SpoolMark(step.spool_id, step.spool_generation or 0)
+            step.endpoint_id: SpoolMark(step.spool_id, step.spool_generation)
             for step, fence in zip(known, fences, strict=True)
             if not isinstance(fence, EndpointInUse)
         }
@@ -203,7 +203,7 @@ def _without_key(endpoint_id: str) -> TicketInvalid:
 
 
 def _is_old_copy(step: do.ClaimEndpoint, mark: SpoolMark) -> bool:
-    return step.spool_id == mark.spool_id and (step.spool_generation or 0) < mark.generation
+    return step.spool_id == mark.spool_id and step.spool_generation < mark.generation
 
 
 def delivery_of(tasks: Tasks, task_id: str) -> tuple[frozenset[str], bool]:

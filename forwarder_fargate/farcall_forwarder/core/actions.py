@@ -68,8 +68,7 @@ class ClaimEndpoint(GenerationStep, frozen=True):
     spool_id: str
     ttl_s: float
     weights: Mapping[str, int] = msgspec.field(default_factory=dict)
-    #: Generation of the spool; None if the agent does not count generations.
-    spool_generation: int | None = None
+    spool_generation: int = 0
 
 
 class RecordSpoolGeneration(EndpointStep, frozen=True):

@@ -67,15 +67,6 @@ def on_leased(endpoint: Endpoint, event: ev.TasksLeased, now: Instant) -> list[A
         if leased.cancel_requested:
             endpoint.finish(results.cancelled(task.task_id, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
             continue
-        if endpoint.data_only and not endpoint.knows_data_only:
-            endpoint.finish(results.cannot_read_data(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
-            continue
-        if task.options.retries and not endpoint.knows_retries:
-            endpoint.finish(results.cannot_retry(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
-            continue
-        if task.options.callees and not endpoint.knows_graphs:
-            endpoint.finish(results.cannot_call(task, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt))
-            continue
         if outside := _unknown_environment(endpoint, task):
             refused = results.cannot_contain(task, outside, endpoint_id=endpoint.endpoint_id, attempt=leased.attempt)
             endpoint.finish(refused)

@@ -97,11 +97,6 @@ class Endpoint:
         self.instance_id = hello.instance_id
         self.public_key = session.peer.public_key
         self.weights = hello.weights
-        self.knows_data_only = hello.knows_data_only
-        self.knows_retries = hello.knows_retries
-        self.knows_output = hello.knows_output
-        self.knows_graphs = hello.knows_graphs
-        self.reads_files = hello.reads_files
         self.output = OutputRequests()
         self.file_reads = FileReads()
         #: It runs signed functions only.
@@ -192,11 +187,8 @@ class Endpoint:
         return self.spool_id if self.session else ""
 
     def is_newer_than(self, hello: wire.Hello) -> bool:
-        """Whether the spool of this Hello is an old copy of this one.
-
-        An agent of an earlier release does not count generations and cannot read a spool with one: it has a backup.
-        """
-        return hello.spool_id == self.spool_id and (hello.spool_generation or 0) < (self.spool_generation or 0)
+        """Whether the spool of this Hello is an old copy of this one."""
+        return hello.spool_id == self.spool_id and hello.spool_generation < self.spool_generation
 
     def forget_steps(self) -> None:
         """Forget the steps under way: they belong to an earlier claim, and their answers are ignored."""

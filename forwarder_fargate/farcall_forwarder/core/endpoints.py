@@ -129,8 +129,6 @@ class Endpoints:
             endpoint = self._endpoints.get(ask.endpoint_id)
             if endpoint is None or endpoint.session is None or not endpoint.is_serving:
                 actions.append(output.unanswered(ask, "ENDPOINT_OFFLINE"))
-            elif not endpoint.knows_output:
-                actions.append(output.unanswered(ask, "ENDPOINT_TOO_OLD"))
             else:
                 actions += endpoint.output.begin(ask, endpoint.send, now)
         return actions
@@ -140,8 +138,6 @@ class Endpoints:
         endpoint = self._endpoints.get(ask.endpoint_id)
         if endpoint is None or endpoint.session is None or not endpoint.is_serving:
             return [files.unread(ask, FileReason.OFFLINE)]
-        if not endpoint.reads_files:
-            return [files.unread(ask, FileReason.TOO_OLD)]
         return endpoint.file_reads.begin(ask, endpoint.send, now, limit_s=self._context.policy.file_read_s)
 
     # -- answers of the stores -----------------------------------------------------------------------------------------

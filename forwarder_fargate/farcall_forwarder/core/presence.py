@@ -18,7 +18,7 @@ def on_heartbeat(endpoint: Endpoint, heartbeat: wire.Heartbeat, now: Instant) ->
     for their time, when presence is about to be due."""
     actions: list[Action] = []
     generation = heartbeat.spool_generation
-    if generation is not None and (endpoint.spool_generation is None or generation > endpoint.spool_generation):
+    if generation is not None and generation > endpoint.spool_generation:
         endpoint.spool_generation = generation
         actions += record_spool(endpoint, now)
     if heartbeat.report is None:
@@ -70,11 +70,7 @@ def record_presence(endpoint: Endpoint, now: Instant) -> list[Action]:
 def record_spool(endpoint: Endpoint, now: Instant) -> list[Action]:
     """Record the generation of the spool if it has risen, by one step at a time."""
     generation = endpoint.spool_generation
-    if (
-        generation in (None, endpoint.recorded_spool_generation)
-        or not endpoint.is_serving
-        or endpoint.is_recording_spool
-    ):
+    if generation == endpoint.recorded_spool_generation or not endpoint.is_serving or endpoint.is_recording_spool:
         return []
     if now.mono < endpoint.spool_recorded_at + endpoint.policy.record_s:
         endpoint.context.delayed.add(endpoint.endpoint_id)

@@ -177,24 +177,6 @@ def unknown_function(task: QueuedTask, function_id: str, *, endpoint_id: str, at
     return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
 
 
-def cannot_read_data(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The result of a task whose arguments may be read as data only, by an agent that does not know how."""
-    problem = "The endpoint runs certain functions only, and its agent is too old to read their arguments as data."
-    return _outdated_agent(task, endpoint_id, attempt, problem)
-
-
-def cannot_retry(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The result of a task with retries at an agent that does not know them."""
-    problem = "The task asks for retries, and the agent of its endpoint is too old to run a task again that raised."
-    return _outdated_agent(task, endpoint_id, attempt, problem)
-
-
-def cannot_call(task: QueuedTask, *, endpoint_id: str, attempt: int) -> TaskResult:
-    """The result of a task that calls functions at an agent that does not know graphs."""
-    problem = "The task calls other functions, and the agent of its endpoint is too old to run graphs."
-    return _outdated_agent(task, endpoint_id, attempt, problem)
-
-
 def cannot_contain(task: QueuedTask, environment: Environment, *, endpoint_id: str, attempt: int) -> TaskResult:
     """The result of a task with an environment, of its own or of a function that it calls, of a technology that the
     agent does not report: it would run it outside, or not at all."""
@@ -203,17 +185,6 @@ def cannot_contain(task: QueuedTask, environment: Environment, *, endpoint_id: s
         message=f"The task requires environment {environment.label} ({environment.type}), and its endpoint does not "
         f"run {environment.type} any more.",
         hint="Submit it to another endpoint, or without the environment.",
-        fault=Fault.PEER,
-        endpoint_id=endpoint_id,
-    )
-    return _declared(task.task_id, endpoint_id, attempt, TaskState.FAILED, error)
-
-
-def _outdated_agent(task: QueuedTask, endpoint_id: str, attempt: int, problem: str) -> TaskResult:
-    error = ErrorRecord(
-        code=EndpointIncompatible.code,
-        message=problem,
-        hint="The endpoint's owner has to update farcall-endpoint there. Then submit the task again.",
         fault=Fault.PEER,
         endpoint_id=endpoint_id,
     )

@@ -121,17 +121,13 @@ class EndpointEntry(Shape):
 
 class EndpointRuntime(Shape):
     """Workers of an endpoint, as its agent reported when it last connected: Python version, packages with versions, ids
-    of the serialisation strategies that they read (left out by agents that read all), the operating system, whether
-    a task whose function raised is run again there (``knows_retries``), graphs run (``knows_graphs``) and files are
-    copied (``knows_files``), and the technologies of environments that they run in (``containers``)."""
+    of the serialisation strategies that they read (left out by agents that read all), the operating system,
+    and the technologies of environments that they run in (``containers``)."""
 
     python_version: str
     packages: dict[str, Any]
     serializers: Maybe[list[str]] = None
     platform: Maybe[str] = None
-    knows_retries: Maybe[bool] = None
-    knows_graphs: Maybe[bool] = None
-    knows_files: Maybe[bool] = None
     containers: Maybe[list[str]] = None
 
     @classmethod
@@ -284,9 +280,6 @@ class Connect(Shape):
     packages: Metadata = Field(default_factory=dict)
     serializers: Strategies | None = None
     platform: Annotated[Text, Field(max_length=200)] = ""
-    knows_retries: bool = False
-    knows_graphs: bool = False
-    knows_files: bool = False
     containers: Annotated[list[Annotated[Text, Field(max_length=40)]], Field(fail_fast=True, max_length=32)] = Field(
         default_factory=list
     )

@@ -350,7 +350,7 @@ class OutputAnswer(Shape):
     last answer, begin at 0. ``complete``: the task has ended, and nothing follows.
     ``source``: "endpoint"; "record" for the end of the output that is recorded of failed tasks, and with
     ``keep_output``, shown to a request from 0 only; or "none".
-    ``reason``: why nothing came from the endpoint: "NOT_STARTED", "ENDPOINT_OFFLINE", "ENDPOINT_TOO_OLD", "NO_ANSWER"
+    ``reason``: why nothing came from the endpoint: "NOT_STARTED", "ENDPOINT_OFFLINE", "NO_ANSWER"
     (ask again), "NOT_KEPT" (nothing was printed, or it is not kept, or not any more), "SEALED" (recorded, and sealed:
     read the task). ``sealed``: of a sealed call, the texts, which are empty then."""
 

@@ -88,12 +88,6 @@ class ConnectService(Service):
             runtime["serializers"] = sorted(wanted.serializers)
         if wanted.platform:
             runtime["platform"] = wanted.platform
-        if wanted.knows_retries:
-            runtime["knows_retries"] = True
-        if wanted.knows_graphs:
-            runtime["knows_graphs"] = True
-        if wanted.knows_files:
-            runtime["knows_files"] = True
         if wanted.containers:
             runtime["containers"] = sorted(set(wanted.containers))
         if wanted.sealing is not None:

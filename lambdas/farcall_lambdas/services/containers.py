@@ -73,7 +73,7 @@ class ContainerService(Service):
         """Id and definition of a container of the caller, by id or name.
 
         :raises ContainerUnknown: if there is none.
-        :raises InvalidRequest: for one of an earlier release that cannot be an environment.
+        :raises InvalidRequest: if it cannot be an environment.
         """
         container = self.get(identity, reference)
         try:

@@ -84,7 +84,7 @@ class _Checkpoint(msgspec.Struct, frozen=True):
     """Up to where the queue is known to have all open tasks. It is stored in the queue: a wipe deletes it.
 
     The queue has every open task that was added before transaction ``checked``, and of that one those up to
-    ``checked_id``: the tasks of an earlier release all have the same transaction. ``seen`` is the first transaction
+    ``checked_id``: all tasks of a submit have the same transaction. ``seen`` is the first transaction
     that was unfinished in the last round. The next round also compares the page of open tasks after ``page_after``, a
     position in the order of transactions.
     """

@@ -122,7 +122,6 @@ class SubmitService(Service):
             self._access.endpoint(identity, source)
         functions = {reference: found[reference] for reference in wanted.tasks}
         _check_allowed(endpoint, found)
-        _check_agent(endpoint, options)
         allowance = self._allowances.of(identity, endpoint)
         options = self._in_environment(identity, self._allowances.limited(allowance, options))
         environments = _environments(found, options)
@@ -489,23 +488,6 @@ def _check_runnable(
                 f"{endpoint.name} runs Python {runs}.",
                 hint=f"Register it with Python {runs}, or so that it travels as source: no closures, no decorators.",
             )
-
-
-def _check_agent(endpoint: Endpoint, options: TaskOptions) -> None:
-    """A task never runs with fewer retries than it asks for, and a graph never as a call of its function. An endpoint
-    that never connected may know them."""
-    runtime = _runtime(endpoint)
-    if options.retries and runtime and runtime.get("knows_retries") is not True:
-        raise EndpointIncompatible(
-            f"The tasks ask for retries, and the agent of endpoint {endpoint.name} is too old to run a task again that "
-            "raised.",
-            hint="The endpoint's owner has to update farcall-endpoint there. Or submit without retries.",
-        )
-    if options.callees and runtime and runtime.get("knows_graphs") is not True:
-        raise EndpointIncompatible(
-            f"The tasks call other functions, and the agent of endpoint {endpoint.name} is too old to run graphs.",
-            hint="The endpoint's owner has to update farcall-endpoint there. Or submit the calls one by one.",
-        )
 
 
 def _runtime(endpoint: Endpoint) -> Mapping[str, Any]:

@@ -349,7 +349,6 @@ _NO_OUTPUT: Final = {
     "NOT_STARTED": "`farcall tasks why {}` says what it waits for.",
     "ENDPOINT_OFFLINE": "The output is at its endpoint, which is offline.",
     "NOT_KEPT": "It printed nothing, it ended over a day ago, or it was submitted with output_bytes=0.",
-    "ENDPOINT_TOO_OLD": "The version of its endpoint keeps no output.",
     "NO_ANSWER": "Its endpoint has not answered; try again.",
     "NOT_SEALED": "The call was sealed, and what the service shows as its output is not: it is left out.",
     "SEALED": "Its record is sealed: `future.stdout` and `Client.get_batch_result` open it.",

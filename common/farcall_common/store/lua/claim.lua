@@ -14,5 +14,4 @@ redis.call('HSET', OWNER, 'fence', fence, 'forwarder', ARGV[1], 'until', NOW + A
 -- A turn that was given by an earlier weight stays until the submitter's next one.
 redis.call('DEL', WEIGHTS)
 if #ARGV > 3 then redis.call('HSET', WEIGHTS, unpack(ARGV, 4)) end
-adopt_single_list()
 return fence

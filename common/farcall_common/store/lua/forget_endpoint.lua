@@ -3,7 +3,6 @@
 redis.call('HSET', OWNER, 'deleted', 1)
 redis.call('HDEL', OWNER, 'forwarder', 'until', 'spool', 'epoch')
 redis.call('EXPIRE', OWNER, ARGV[2])
-adopt_single_list()
 local left = tonumber(ARGV[1])
 local function drop(ids)
   for _, id in ipairs(ids) do

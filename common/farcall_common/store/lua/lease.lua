@@ -1,7 +1,7 @@
 -- ARGV: fence, seconds of a lease, limit, reserve. Takes up to limit tasks, and then up to reserve more of submitters that
 -- have fewer leased ones than their weight. Returns (task, attempt, enqueued at, stop requested, leased at) per task.
 require_owner(ARGV[1])
-local limit, reserve, ids, submitters = tonumber(ARGV[3]), tonumber(ARGV[4]), {}, {}
+local limit, reserve, ids = tonumber(ARGV[3]), tonumber(ARGV[4]), {}
 while #ids < limit + reserve do
   local first = redis.call('ZRANGE', ROUND, 0, 1, 'WITHSCORES')
   local submitter, count = first[1], 1
@@ -17,12 +17,9 @@ while #ids < limit + reserve do
   count = math.min(count, room_of(submitter) or count)
   if count > 0 then
     local taken = redis.call('RPOP', QUEUE .. submitter, count) or {}
-    for _, id in ipairs(taken) do
-      ids[#ids + 1] = id
-      submitters[#ids] = submitter
-    end
+    for _, id in ipairs(taken) do ids[#ids + 1] = id end
     count_served(submitter, #taken)
-  else  -- a script of an earlier release gave it this place: to it, lanes are two submitters with a limit each
+  else  -- a script of another release gave it a place that its limit does not allow
     renew_place(submitter)
   end
 end
@@ -30,16 +27,12 @@ if #ids == 0 then return ids end
 local may_stop = redis.call('EXISTS', STOPS) == 1
 local leased, deadlines = {}, {}
 for i, id in ipairs(ids) do
-  local task = redis.call('HMGET', TASK .. id, 'task', 'attempt', 'enqueued_at', 'state')
-  if task[4] == 'queued' then
-    local attempt = tonumber(task[2]) + 1
-    redis.call('HSET', TASK .. id, 'state', 'leased', 'attempt', attempt, 'leased_at', NOW)
-    leased[#leased + 1] = {task[1], attempt, task[3], may_stop and redis.call('SISMEMBER', STOPS, id) or 0,
-      string.format('%.6f', NOW)}
-    deadlines[2 * #leased - 1], deadlines[2 * #leased] = NOW + ARGV[2], id
-  else  -- a release that had one list for all submitters cancelled it, and did not find it
-    count_held(submitters[i], -1)
-  end
+  local task = redis.call('HMGET', TASK .. id, 'task', 'attempt', 'enqueued_at')
+  local attempt = tonumber(task[2]) + 1
+  redis.call('HSET', TASK .. id, 'state', 'leased', 'attempt', attempt, 'leased_at', NOW)
+  leased[i] = {task[1], attempt, task[3], may_stop and redis.call('SISMEMBER', STOPS, id) or 0,
+    string.format('%.6f', NOW)}
+  deadlines[2 * i - 1], deadlines[2 * i] = NOW + ARGV[2], id
 end
-if #leased > 0 then redis.call('ZADD', LEASES, unpack(deadlines)) end
+redis.call('ZADD', LEASES, unpack(deadlines))
 return leased

@@ -157,25 +157,15 @@ local function count_served(submitter, count)
   if limit_of('m', submitter) then renew_place(other_lane(submitter)) end
 end
 
--- The memory of a submitter's tasks changes. An earlier release did not count what it added.
+-- The memory of a submitter's tasks changes.
 local function count_bytes(submitter, change)
   local owner = payer_of(submitter)
   if redis.call('HINCRBY', BYTES, owner, change) <= 0 then redis.call('HDEL', BYTES, owner) end
 end
 
--- The submitter of a task, or its lane. A release that had one list for all submitters left tasks without one.
+-- The submitter of a task, or its lane.
 local function submitter_of(id)
   return redis.call('HGET', TASK .. id, 'submitter') or ''
-end
-
--- A release that had one list for all submitters left it here, or one that still runs fills it: its tasks become those of
--- one more submitter.
-local function adopt_single_list()
-  local single = string.sub(QUEUE, 1, -2)
-  local count = redis.call('LLEN', single)
-  if count == 0 then return end
-  for _ = 1, count do redis.call('LMOVE', single, QUEUE, 'RIGHT', 'LEFT') end
-  count_waiting('', count)
 end
 
 -- Hold a new task. It waits (true: the caller puts it into the list of its submitter), or is leased because the endpoint

@@ -12,7 +12,6 @@ end
 for _, submitter in ipairs(redis.call('ZRANGE', ROUND, 0, -1)) do
   count(redis.call('LRANGE', QUEUE .. submitter, 0, -1))
 end
-count(redis.call('LRANGE', string.sub(QUEUE, 1, -2), 0, -1))  -- see adopt_single_list
 count(redis.call('ZRANGE', LEASES, 0, -1))
 count(redis.call('LRANGE', OUTBOX, 0, -1))
 redis.call('DEL', BYTES)

@@ -60,7 +60,7 @@ class Access:
         login = self._require_login()
         with self._cloud(login) as cloud:
             self._own = None
-            with contextlib.suppress(FarcallError):  # an older API makes none; other errors meet the next request, too
+            with contextlib.suppress(FarcallError):  # errors meet the next request, too
                 self._own = Credentials(login.api_url, cloud.make_credential(endpoint_id))
             if self._own is not None:
                 self._keep(self._own)

@@ -569,12 +569,6 @@ class Agent:
                 capabilities=self._capabilities,
                 reserve=_RESERVE,
                 weights=dict(self._core.weights),
-                knows_data_only=True,
-                knows_retries=True,
-                knows_output=True,
-                knows_graphs=True,
-                knows_files=True,
-                reads_files=True,
             )
         )
 

@@ -25,13 +25,12 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from farcall_common.errors import ConfigurationError, EndpointInUse, FarcallError, Unavailable
-from farcall_common.task_options import take_former
-from farcall_common.wire import BlobLocation, FunctionSpec, TaskSpec, new_id
+from farcall_common.wire import FunctionSpec, TaskSpec, new_id
 from farcall_endpoint.agent.core.actions import WriteSpool
 from farcall_endpoint.agent.core.graphs import GraphNeeds, read_graph
 from farcall_endpoint.agent.core.tasks import RetryState, SpooledTask, Stage, StoredResult, Task, TaskResult
@@ -42,8 +41,6 @@ _logger = logging.getLogger(__name__)
 
 _MOST_FORGOTTEN: Final = 1000
 _FORMAT: Final = "4"
-_SAME_TABLES: Final = "3"
-"""Versions with this format do not know of files, and would report a task before its outputs are stored."""
 _MAX_ROW_BYTES: Final = 64 * 1024
 """Larger bodies are files. Arguments and results of that size travel through the blob store too."""
 _META: Final = "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)"
@@ -70,39 +67,12 @@ CREATE TABLE IF NOT EXISTS files (seq INTEGER PRIMARY KEY, files BLOB NOT NULL);
 one has yet to fetch it. Names of files are never used again, so that a copy of a spool finds its own or none. Sealed
 calls are kept after their task, so that none is run again; their keys until the result is here, which is sealed.
 Files of a task with a result are yet to be stored."""
-_BEGIN_TAKE_OVER: Final = """
-BEGIN IMMEDIATE;
-ALTER TABLE tasks RENAME TO former_tasks;
-ALTER TABLE results RENAME TO former_results;
-"""
-_END_TAKE_OVER: Final = """
-INSERT INTO tasks SELECT seq, attempt, starts, at, spec FROM former_tasks;
-INSERT INTO results SELECT seq, attempt, at, spec, end FROM former_results;
-INSERT INTO bodies SELECT seq, length(payload), NULL, payload FROM former_tasks WHERE payload IS NOT NULL;
-INSERT INTO bodies SELECT seq, length(body), NULL, body FROM former_results WHERE body IS NOT NULL;
-DROP TABLE former_tasks;
-DROP TABLE former_results;
-UPDATE meta SET value = '2' WHERE key = 'format';
-COMMIT;
-"""
-"""In format 1 bodies were columns of ``tasks`` and ``results``."""
-_TAKE_OVER_OPTIONS: Final = """
-BEGIN IMMEDIATE;
-UPDATE tasks SET spec = with_options(spec);
-UPDATE results SET spec = with_options(spec);
-UPDATE meta SET value = '3' WHERE key = 'format';
-COMMIT;
-"""
-"""In format 2 each option was a field of the task itself."""
-
 _NO_ROOM: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN}
 )
 """SQLite errors of a file system that accepts no more data. An exceeded quota is an I/O error to SQLite."""
 _RESERVE_BYTES: Final = 256 * 1024 * 1024
 _RESERVE_SHARE: Final = 20
-_INCREMENTAL: Final = 2
-"""SQLite's value of ``auto_vacuum`` for the incremental mode."""
 _MAX_LOG_BYTES: Final = 16 * 1024 * 1024
 _KEPT_FREE_BYTES: Final = 16 * 1024 * 1024
 """Free bytes to keep inside the file. SQLite reuses them; returning them to the file system is slow."""
@@ -118,27 +88,7 @@ class SpoolUnwritable(Unavailable):
     default_hint = "Make room where the endpoint's directory is, or raise the quota."
 
 
-class _FormerSpec(msgspec.Struct):
-    """A task as releases before ADR 0046 wrote it into the spool, each option in a field of its own."""
-
-    task_id: str
-    attempt: int
-    function_id: str
-    function_hash: str
-    payload: int | None = None
-    payload_blob: BlobLocation | None = None
-    idempotent: bool = True
-    max_attempts: int = 1
-    walltime_s: float | None = None
-    container_id: str | None = None
-    result_serializers: tuple[str, ...] = ()
-    resource_specification: dict[str, Any] = {}
-    traceparent: str = ""
-    submitter: str = ""
-
-
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode_former: Final = msgspec.msgpack.Decoder(_FormerSpec).decode
 _decode_spec: Final = msgspec.msgpack.Decoder(TaskSpec).decode
 _decode_graph: Final = msgspec.msgpack.Decoder(GraphNeeds).decode
 _decode_files: Final = msgspec.msgpack.Decoder(FileList).decode
@@ -187,22 +137,14 @@ class Spool:
             self._database.execute(f"PRAGMA {statement}").fetchall()
         self._database.executescript(_META)
         known = self._meta()
-        if known.get("format") == "1":
-            self._database.executescript(_BEGIN_TAKE_OVER + _SCHEMA + _END_TAKE_OVER)
-        if known.get("format") in {"1", "2"}:
-            self._database.create_function("with_options", 1, _with_options)
-            self._database.executescript(_TAKE_OVER_OPTIONS)
-        elif known.get("format", _FORMAT) not in (_SAME_TABLES, _FORMAT):
+        if known.get("format", _FORMAT) != _FORMAT:
             raise ConfigurationError(
                 f"The spool {path} has format {known['format']}, this version reads {_FORMAT}.",
                 hint="Start the endpoint with the version that wrote it, or move the spool away.",
             )
         self._database.executescript(_SCHEMA)
-        self._database.execute("UPDATE meta SET value = ? WHERE key = 'format'", (_FORMAT,))
         if self._files is not None:
             self._files.mkdir(mode=0o700, exist_ok=True)
-        if self._number("auto_vacuum") != _INCREMENTAL:  # a spool of an earlier version
-            self._tidy_up("PRAGMA auto_vacuum=INCREMENTAL; VACUUM;")
         if not known:
             known = {"format": _FORMAT, "spool_id": new_id()}
             self._database.execute("INSERT INTO meta VALUES ('format', :format), ('spool_id', :spool_id)", known)
@@ -569,12 +511,6 @@ class Spool:
         known = {row[0] for row in self._database.execute("SELECT hash FROM functions")}
         for table in ("functions", "signatures"):
             self._tidy(f"DELETE FROM {table} WHERE hash = ?", [(unused,) for unused in known - needed])  # noqa: S608
-
-
-def _with_options(spec: bytes) -> bytes:
-    """A task as this release writes it."""
-    fields = msgspec.structs.asdict(_decode_former(spec))
-    return _encode(TaskSpec(options=take_former(fields), **fields))
 
 
 def _no_room(error: sqlite3.Error) -> bool:

@@ -51,7 +51,6 @@ _DENIED: Final = {
 }
 _UNSUPPORTED: Final = {
     FileReason.NOT_A_FILE: "it is a directory, a device, or a file whose size is not known, as in /proc",
-    FileReason.TOO_OLD: "the release of its endpoint is too old to pass files on",
     FileReason.TOO_LARGE: "it is larger than the deployment passes on (FARCALL_MAX_RELAY_BYTES)",
     orders.SEALED: "the call is sealed, and the file would not be: it passes through the deployment",
     orders.FORWARDER_TOO_OLD: "the deployment is too old to pass files on",
