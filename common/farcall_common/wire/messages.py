@@ -208,20 +208,7 @@ class StreamResult(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
-    every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
-
-    ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
-    generation than was reported before is an old copy. None: the agent does not count.
-
-    ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
-    weight. ``weights``: by identity, the share of each submitter; 1 for others. ``knows_data_only``: the agent acts on
-    ``TaskSpec.data_only``; without it, no task is sent that needs that. ``knows_retries``: the agent runs a task again
-    whose function raised, as ``TaskOptions.retries`` says; without it, no task is sent that needs that.
-    ``knows_output``: the agent answers OutputRequest; without it, none is sent. ``knows_graphs``: the agent runs graphs
-    and acts on ``TaskOptions.callees``; without it, no task is sent that has any. ``knows_files``: the agent copies the
-    files that a payload lists; a forwarder cannot see whether one does. ``reads_files``: the agent answers FileWanted;
-    without it, none is sent."""
+    """First message of an agent: its identity, its tasks and its abilities. ``PROTOCOL.md`` explains each field."""
 
     endpoint_id: str
     ticket: str
