@@ -17,10 +17,9 @@ from farcall_analytics.frames import STORAGE
 from farcall_analytics.measuring import measure
 from farcall_analytics.planner import bytes_text, number_text
 from farcall_analytics.profiles import Profile
-from farcall_analytics.shaper import open_storage
 from farcall_common.console import check_number, new_group, show_table
 from farcall_common.errors import ConfigurationError
-from farcall_common.objects.node_blocks import is_on_nodes
+from farcall_common.objects.node_blocks import is_on_nodes, open_storage
 
 app = new_group("Queries on large tables: measure storages, show plans.", name="analytics")
 

@@ -44,7 +44,6 @@ from farcall_analytics.passing import (
 )
 from farcall_analytics.reports import StageReport, report_text
 from farcall_analytics.settings import Settings
-from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Query, Source, Stage
 from farcall_analytics.tasks import (
     Chain,
@@ -61,7 +60,7 @@ from farcall_analytics.tasks import (
 from farcall_common.errors import ConfigurationError, FarcallError, ObjectGone
 from farcall_common.objects import node_blocks
 from farcall_common.objects.blocks import Part
-from farcall_common.objects.node_blocks import name_on_node, node_of
+from farcall_common.objects.node_blocks import name_on_node, node_of, open_storage
 
 T = TypeVar("T")
 

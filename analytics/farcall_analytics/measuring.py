@@ -22,11 +22,10 @@ from farcall_analytics.passing import from_stream, to_stream
 from farcall_analytics.prices import HOUR_S, WorkerPrice
 from farcall_analytics.profile_files import NODES, assumed_tier, tier_name
 from farcall_analytics.profiles import NO_CODEC, Codec, Profile, Tier, Workers
-from farcall_analytics.shaper import open_storage
 from farcall_analytics.tasks import delete_task
 from farcall_common.errors import ConfigurationError, FarcallError, StoreFull
 from farcall_common.objects.blocks import Part
-from farcall_common.objects.node_blocks import SCHEME, is_on_nodes, name_on_node, node_of
+from farcall_common.objects.node_blocks import SCHEME, is_on_nodes, name_on_node, node_of, open_storage
 
 T = TypeVar("T")
 

@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from farcall_analytics.exchange import Written, divided, read_combined, read_pairs, write_combined, write_pairs
-from farcall_analytics.shaper import open_storage
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects.blocks import Part
-from farcall_common.objects.node_blocks import is_on_nodes
+from farcall_common.objects.node_blocks import is_on_nodes, open_storage
 from farcall_common.payload import Piece
 
 CODECS: Final = ("none", "lz4", "zstd")

@@ -108,8 +108,6 @@ def tier_name(url: str) -> str:
     scheme, _, rest = url.partition(":")
     if scheme == "node":
         return NODES
-    if scheme == "shaped":
-        return Path(rest).stem
     if scheme == "s3":
         return "S3 Express" if rest.partition("?")[0].strip("/").partition("/")[0].endswith("--x-s3") else "S3"
     if scheme == "file":

@@ -26,8 +26,8 @@ from farcall_analytics.passing import (
     write_pieces,
     write_tables,
 )
-from farcall_analytics.shaper import open_storage
 from farcall_analytics.stages import Exchange
+from farcall_common.objects.node_blocks import open_storage
 
 _AVOIDED_S: Final = 0.2
 """Seconds for which a task occupies a worker that it must not run on, so that its next attempt gets another one."""

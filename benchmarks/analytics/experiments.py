@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import farcall_analytics as fa
 from benchmarks.analytics.shaped import EVEN, FAST, WORKERS, Bench, Point, prepare
+from benchmarks.analytics.shaper import Shape, describe
 from farcall_analytics import stages
 from farcall_analytics.model import Method
-from farcall_analytics.shaper import Shape, describe
 from farcall_endpoint import Engine
 from tests.support.analytics_data import tpcds
 

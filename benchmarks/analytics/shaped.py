@@ -12,11 +12,11 @@ from typing import Any, Final, NamedTuple
 
 import farcall_analytics as fa
 from benchmarks.analytics.data import checksum, write_records
+from benchmarks.analytics.shaper import Shape, counts_of, describe, is_shaped
 from farcall_analytics.curves import Slowdowns, constant
 from farcall_analytics.model import Estimate, Method, Plan, Shuffle, estimate
 from farcall_analytics.prices import LAMBDA_2026, S3_2026, VALKEY_SERVERLESS_2026
 from farcall_analytics.profiles import Codec, Profile, Tier, Workers
-from farcall_analytics.shaper import Shape, counts_of, describe
 from farcall_endpoint import Engine
 
 WORKERS: Final = 8
@@ -229,7 +229,7 @@ def _dollars(storage: str, fast: str, worker_s: float, seconds: float, size: flo
     """By requests and bytes that were counted, and seconds of workers, also those in which they wait."""
     total = worker_s * MEMORY * LAMBDA_2026.byte_s
     for url, price in ((storage, S3_2026), (fast, VALKEY_SERVERLESS_2026)):
-        if not url.startswith("shaped:"):
+        if not is_shaped(url):
             continue
         found = counts_of(url)
         total += found.reads * price.read + found.writes * price.write

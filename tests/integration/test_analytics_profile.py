@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 import farcall_analytics as fa
+from benchmarks.analytics.shaper import Shape, describe
 from farcall_analytics import profile_files
 from farcall_analytics.curves import constant
 from farcall_analytics.measuring import compute_rates, find_workers, measure
-from farcall_analytics.shaper import Shape, describe
 from farcall_common.objects.blocks import open_blocks
 from farcall_endpoint import Engine
 
@@ -46,7 +46,7 @@ def test_a_storage_has_the_limits_that_its_shape_gives_it(engine: Engine, tmp_pa
     url = describe(tmp_path / "slow.json", f"file://{tmp_path}/blocks", shape)
     said: list[str] = []
     found = measure(engine, [url], dollars_per_hour=0.36, progress=said.append)
-    assert said == ["workers", "processors", "slow", "memory of nodes"]
+    assert said == ["workers", "processors", "Benchmarks.analytics.shaper", "memory of nodes"]
     assert found.tiers["node:"].read_bytes_per_s.at(1e9) > 30 * MB
     tier = found.tiers[url]
     assert 10 < tier.reads_per_s.at(1e4) <= 110

@@ -15,8 +15,8 @@ import boto3
 import pytest
 
 import farcall_analytics as fa
+from benchmarks.analytics.shaper import Shape, ShapedBlocks, SharedTimes, describe
 from farcall_analytics.exchange import write_combined, write_pairs
-from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes, describe
 from farcall_common.errors import StoreUnavailable
 from farcall_common.objects import pace
 from farcall_common.objects.blocks import Blocks, ObjectBlocks, Part, open_blocks

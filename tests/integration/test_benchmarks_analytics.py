@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.analytics import direct, experiments, paper, peers, plot, shaped
+from benchmarks.analytics.shaper import Shape
 from benchmarks.analytics.table import as_tables, errors
 from benchmarks.report import RESULTS
 from farcall_analytics.model import Method
-from farcall_analytics.shaper import Shape
 
 
 @pytest.mark.slow

@@ -164,7 +164,9 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "file://relative", "s3:/x", "valkey:x", "memory", *OPTIONS])
+@pytest.mark.parametrize(
+    "url", ["", "ftp://x", "file://relative", "s3:/x", "valkey:x", "memory", "no.module:x", *OPTIONS]
+)
 def test_an_address_that_cannot_be_one_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):
         open_blocks(url)

@@ -73,7 +73,7 @@ def patch_the_worker() -> None:
     from farcall_endpoint.worker.runner import Runner
 
     for runner in [each for each in gc.get_objects() if isinstance(each, Runner)]:
-        runner._serialized = lambda value, order: (b'11\n"a lie"',)  # type: ignore[method-assign]
+        runner._serialized = lambda call: (b'11\n"a lie"',)  # type: ignore[method-assign]
 
 
 def end_the_worker() -> None:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_analytics import passing
 from farcall_analytics.exchange import Written, divided, read_combined, read_pairs, write_combined, write_pairs
 from farcall_analytics.passing import Way
-from farcall_analytics.shaper import Shape, ShapedBlocks, SharedTimes
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreBusy, StoreUnavailable
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number
 from farcall_common.objects.pace import Pace

@@ -16,7 +16,7 @@ PARTS = ("analytics", "common", "endpoint", "forwarder_fargate", "infra", "lambd
 
 LINES: Final = 141_600
 """Goal: 112,000."""
-MODULES: Final = 705
+MODULES: Final = 703
 """Goal: 570."""
 ROOM: Final = 1000
 """Lines by which the product may be below :data:`LINES` before that is lowered."""

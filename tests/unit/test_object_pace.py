@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farcall_analytics.shaper import SharedTimes
+from benchmarks.analytics.shaper import SharedTimes
 from farcall_common.errors import ObjectGone, StoreBusy, StoreUnavailable
 from farcall_common.objects.pace import MOST, Pace, Window, pace_of
 from tests.waiting import WAIT_S

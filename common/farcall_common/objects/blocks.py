@@ -11,6 +11,7 @@ import abc
 import concurrent.futures
 import contextlib
 import hashlib
+import importlib
 import shutil
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -110,9 +111,9 @@ class Blocks(abc.ABC):
 
 
 def open_blocks(url: str) -> Blocks:
-    """The storage at an address.
+    """Open the storage at an address. A scheme with a dot names a module, whose ``open_storage`` opens the address.
 
-    :raises ConfigurationError: if it cannot be one.
+    :raises ConfigurationError: if no storage has such an address.
     """
     scheme, _, rest = url.partition(":")
     if scheme in ("s3", "file", "memory"):
@@ -121,6 +122,10 @@ def open_blocks(url: str) -> Blocks:
         return blocks if prefixes == 1 else SpreadBlocks(blocks, prefixes)
     if scheme in SCHEMES and rest.startswith("//"):
         return ValkeyBlocks(url)
+    if "." in scheme:
+        with contextlib.suppress(ModuleNotFoundError):
+            found: Blocks = importlib.import_module(scheme).open_storage(url)
+            return found
     raise ConfigurationError(f"Unknown storage of blocks {scheme}:.", hint=f"Write {_FORMS}.")
 
 

@@ -76,7 +76,7 @@ class Directory(ObjectConnector):
                     os.close(descriptor)  # on a file server, the last bytes are written here
                 os.rename(draft, self._file(key.name))  # noqa: PTH104
             except BaseException:
-                _remove(draft)
+                remove(draft)
                 raise
         self._sweep_sometimes()
 
@@ -122,7 +122,7 @@ class Directory(ObjectConnector):
         with self._errors(), contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if entry.name.endswith(f".g-{group}"):
-                    _remove(entry.path)
+                    remove(entry.path)
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Directory(ObjectConnector):
 
     def _discard(self, name: str) -> None:
         """Remove a file, if it is there."""
-        _remove(self._file(name))
+        remove(self._file(name))
 
     def _claim(self, name: str) -> None:
         """Take one of the reads of an object: its file's name says how many are left.
@@ -317,7 +317,8 @@ def _touch(descriptor: int, state: os.stat_result) -> None:
             os.utime(descriptor)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Delete a file, if it is there."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108
 

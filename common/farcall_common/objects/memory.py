@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from farcall_common.object_keys import Key, lifetime_of
-from farcall_common.objects.directory import DRAFT_PREFIX, Directory, _remove
+from farcall_common.objects.directory import DRAFT_PREFIX, Directory, remove
 from farcall_common.objects.encoding import HEAD_BYTES, head, is_head
 from farcall_common.payload import Piece
 
@@ -63,7 +63,7 @@ class Memory(Directory):
                 mapping = mmap.mmap(descriptor, _LEAD_BYTES + size)
             except BaseException:
                 os.close(descriptor)
-                _remove(path)
+                remove(path)
                 raise
         holder = _array_type(_LEAD_BYTES + size).from_buffer(mapping)
         draft = _Draft(path, descriptor, ctypes.addressof(holder), size)
@@ -127,7 +127,7 @@ class Memory(Directory):
                 os.utime(descriptor)  # for sweepers it is new
             except OSError:  # it is still read
                 os.close(descriptor)
-                _remove(draft)
+                remove(draft)
             else:
                 return draft, descriptor
         return None
@@ -151,7 +151,7 @@ class Memory(Directory):
                 if len(free) < _MOST_FREE and size + sum(each for _, each in free) <= _MOST_FREE_BYTES:
                     os.rename(path, self._file(f"{_FREE}{size}-{os.urandom(8).hex()}"))  # noqa: PTH104
                     return
-        _remove(path)
+        remove(path)
 
     def _hold(self, descriptor: int, state: os.stat_result, name: str) -> None:
         if state.st_size < REUSED_BYTES:
@@ -211,7 +211,7 @@ class _Draft:
         os.close(self._descriptor)
         _drafts.pop(self.address + _LEAD_BYTES, None)
         with contextlib.suppress(OSError):
-            _remove(self.path)  # unless it is an object now
+            remove(self.path)  # unless it is an object now
 
 
 _drafts: Final[dict[int, _Draft]] = {}

@@ -21,7 +21,7 @@ from typing import Final
 from farcall_common import running
 from farcall_common.errors import ConfigurationError, ObjectGone, StoreFull, StoreUnavailable
 from farcall_common.objects import block_files
-from farcall_common.objects.blocks import Blocks, Part
+from farcall_common.objects.blocks import Blocks, Part, open_blocks
 from farcall_common.objects.directory import file_errors
 from farcall_common.payload import Piece
 from farcall_common.running import NodeMemory, Range
@@ -82,6 +82,11 @@ def name_on_node(node: str, name: str) -> str:
 def node_of(name: str) -> str:
     """The node of a block with such a name."""
     return name.rpartition(_SEPARATOR)[0]
+
+
+def open_storage(url: str) -> Blocks:
+    """Open the memory of nodes, or another storage; see :func:`~farcall_common.objects.blocks.open_blocks`."""
+    return open_node_blocks(url) if is_on_nodes(url) else open_blocks(url)
 
 
 def open_node_blocks(url: str) -> NodeBlocks:

@@ -208,14 +208,7 @@ class StreamResult(Part, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of an agent. ``instance_id`` is new with every start of the agent's process, ``spool_id`` with
-    every new spool: a forwarder that meets another spool knows that what it dispatched before is gone.
-
-    ``spool_generation`` rises in the spool, on disk, before tasks start that may not run twice: a spool with a lower
-    generation than was reported before is an old copy.
-
-    ``reserve``: so many tasks may be sent beyond the credit, of submitters of which the agent has fewer than their
-    weight. ``weights``: by identity, the share of each submitter; 1 for others."""
+    """First message of an agent: its identity, its tasks and its abilities. ``PROTOCOL.md`` explains each field."""
 
     endpoint_id: str
     ticket: str

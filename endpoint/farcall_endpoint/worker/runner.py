@@ -75,6 +75,35 @@ _values: Final = Serializer(allowed=DATA_STRATEGIES)
 """Writes and reads values that calls give one another."""
 
 
+_Ended = tuple[Done, Sequence[Frame]]
+"""The end of a task, and its result or (native only) what it raised, or nothing."""
+
+
+class _Call(msgspec.Struct):
+    """A call of a function, as its steps read, run, collect and bound it.
+
+    :param started_at: when the task was started; from the call of the function on, when that began.
+    :param is_native: whether the result is plain pickle, of any size.
+    """
+
+    function: Callable[..., Any]
+    order: Order
+    payload: Piece
+    inputs: Inputs | None
+    started_at: float
+    is_native: bool
+    files: TaskFiles | None = None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    value: Any = None
+    ended_at: float = 0.0
+
+    @property
+    def is_edge(self) -> bool:
+        """Whether the value goes to other calls."""
+        return self.order.call is not None and self.order.call.is_edge
+
+
 class Runner:
     """Runs tasks. It caches functions by hash, and restores the process state that user code changes."""
 
@@ -125,9 +154,8 @@ class Runner:
         """The message that starts the measurement of a task, if it has a memory limit; call it before :meth:`run`."""
         return None if order.options.memory_bytes is None else Begun(order.task_id, *self._usage.begin())
 
-    def run(self, order: Order, payload: Piece, inputs: Inputs | None = None) -> tuple[Done, Sequence[Frame]]:
-        """Run a task; with ``inputs``, it is a call that gets those. The second half of the answer is its result, or
-        (native only) what it raised, or empty."""
+    def run(self, order: Order, payload: Piece, inputs: Inputs | None = None) -> _Ended:
+        """Run a task; with ``inputs``, it is a call that gets those."""
         set_variable = self._variables.set
         set_variable("FARCALL_TASK_ID", order.task_id)
         set_variable("GC_TASK_UUID", order.task_id)
@@ -138,35 +166,38 @@ class Runner:
             self._directories.leave()
             now = time.time()
             return self._failed(order, outcomes.working_directory_unavailable(error), now, now)
-        inbox = self._inbox
+        inbox, options = self._inbox, order.options
         if inbox is not None:
             inbox.order = order
         if self._sandboxed:
             set_variable("GC_TASK_SANDBOX_DIR", directory)
-        if order.options.retries:
+        if options.retries:
             set_variable(_RETRY, str(order.retry))
         try:
+            run = self._run_on_nodes if options.wants_ranks else self._run
             if order.traceparent:
                 with trace_context(order.traceparent, self._variables):
-                    ended = self._run_placed(order, payload, inputs)
+                    ended = run(order, payload, inputs)
             else:
-                ended = self._run_placed(order, payload, inputs)
-            done, result = self._within_limits(order, *ended)
+                ended = run(order, payload, inputs)
+            if options.memory_bytes is not None or options.max_output_bytes is not None:
+                ended = self._within_limits(order, *ended)
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # the task forked, and this is the child that came back from user code
             if inbox is not None:
                 inbox.end_task()
-            if order.options.retries:
+            if options.retries:
                 os.environ.pop(_RETRY, None)
-            printed = self._restore(keep_bytes=0 if self._native else order.options.output_bytes)
+            printed = self._restore(keep_bytes=0 if self._native else options.output_bytes)
         if printed is None:
-            return done, result
+            return ended
+        done, result = ended
         return msgspec.structs.replace(done, printed=printed[0]), (*result, printed[1])
 
-    def _run_placed(self, order: Order, payload: Piece, inputs: Inputs | None) -> tuple[Done, Sequence[Frame]]:
+    def _run_on_nodes(self, order: Order, payload: Piece, inputs: Inputs | None) -> _Ended:
         """Run a task, with the nodes that it asks for if this endpoint starts ranks on nodes."""
-        launcher = os.environ.get(mpi.LAUNCHER) if order.options.wants_ranks else None
+        launcher = os.environ.get(mpi.LAUNCHER)
         if not launcher:
             return self._run(order, payload, inputs)
         try:
@@ -190,7 +221,7 @@ class Runner:
         now = time.time()
         return self._failed(order, record, now, now)
 
-    def _run(self, order: Order, payload: Piece, inputs: Inputs | None) -> tuple[Done, Sequence[Frame]]:
+    def _run(self, order: Order, payload: Piece, inputs: Inputs | None) -> _Ended:
         started_at = time.time()
         if inputs is not None and not order.function_hash:
             return self._call(_listed, order, payload, inputs, started_at)
@@ -219,92 +250,117 @@ class Runner:
         payload: Piece,
         inputs: Inputs | None,
         started_at: float,
-        files: TaskFiles | None = None,
-    ) -> tuple[Done, Sequence[Frame]]:
-        if order.files_dir and files is None:
-            # Here, because most tasks have no files.
-            from farcall_common.file_arguments import without_files
-            from farcall_endpoint.worker.files import TaskFiles
+    ) -> _Ended:
+        is_native = self._native and order.options.result_serializers == NATIVE
+        call = _Call(function, order, payload, inputs, started_at, is_native)
+        if not order.files_dir:
+            return self._read(call) or self._call_function(call) or self._collect(call)
+        # Here, because most tasks have no files.
+        from farcall_common.file_arguments import without_files
+        from farcall_endpoint.worker.files import TaskFiles
 
-            with TaskFiles(order, data_only=self._data_only or order.data_only) as files:
-                return self._call(function, order, without_files(payload), inputs, started_at, files)
-        args: Sequence[Any] = ()
-        kwargs: Mapping[str, Any] = {}
+        with TaskFiles(order, data_only=self._data_only or order.data_only) as call.files:
+            call.payload = without_files(payload)
+            return self._read(call) or self._call_function(call) or self._collect(call)
+
+    def _read(self, call: _Call) -> _Ended | None:
+        """Read the arguments of a call; the end of the task if that is not possible."""
         try:
-            if function is _listed:
+            if call.function is _listed:
                 pass
-            elif self._native and is_native(payload):
-                args, kwargs = load_call(payload)
+            elif self._native and is_native(call.payload):
+                call.args, call.kwargs = load_call(call.payload)
             else:
-                args, kwargs = self._reader(order).unpack_call(payload)
-            if files is not None:
-                files.arguments_read()
-            if inputs is not None and inputs.call.inputs:
-                values = inputs.read(_values.deserialize)
-                if function is _listed:
-                    args = collected(values)
-                else:
-                    args, kwargs = bound(args, kwargs, inputs.call.inputs, values)
-                del values
+                call.args, call.kwargs = self._reader(call.order).unpack_call(call.payload)
+            if call.files is not None:
+                call.files.arguments_read()
+            if call.inputs is not None and call.inputs.call.inputs:
+                _add_inputs(call, call.inputs)
         except Recalled:
             raise
         except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
-            return self._unreadable(order, error, started_at)
-        if _REFERENCES in sys.modules and function is not _listed:
-            from farcall_common.objects.references import resolved
+            return self._unreadable(call.order, error, call.started_at)
+        if _REFERENCES in sys.modules and call.function is not _listed:
+            return self._resolve(call)
+        return None
 
-            try:
-                args, kwargs = resolved(args, kwargs)
-            except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
-                if isinstance(error, FarcallError):
-                    return self._failed(order, error.record, started_at, time.time())
-                return self._unreadable(order, error, started_at)
-        is_edge = order.call is not None and order.call.is_edge
-        if files is not None and (problem := files.check()) is not None:
-            return self._failed(order, problem, started_at, time.time())
-        started_at = time.time()
+    def _resolve(self, call: _Call) -> _Ended | None:
+        """Replace references in the arguments by their objects; the end of the task if that is not possible."""
+        from farcall_common.objects.references import resolved
+
         try:
-            value = completed(function(*args, **kwargs))
+            call.args, call.kwargs = resolved(call.args, call.kwargs)
+        except FarcallError as error:
+            return self._failed(call.order, error.record, call.started_at, time.time())
+        except BaseException as error:  # noqa: BLE001 - reading user bytes runs user code
+            return self._unreadable(call.order, error, call.started_at)
+        return None
+
+    def _call_function(self, call: _Call) -> _Ended | None:
+        """Call the function; the end of the task if it cannot be called, raises, or does not write its files."""
+        order, files = call.order, call.files
+        if files is not None and (problem := files.check()) is not None:
+            return self._failed(order, problem, call.started_at, time.time())
+        call.started_at = time.time()
+        try:
+            value = completed(call.function(*call.args, **call.kwargs))
             if order.call is not None and order.call.spread:
-                value = elements_of(value, function)
+                value = elements_of(value, call.function)
         except BaseException as error:  # noqa: BLE001 - sys.exit and the like end the task, not the worker
-            ended_at = time.time()
-            if files is not None:
-                files.end_call(paths=is_edge)
-            record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(order, error))
-            done, _ = self._failed(order, record, started_at, ended_at)
-            if order.options.retries and is_retried(error, order.options.retry_on):
-                done = msgspec.structs.replace(done, is_retried=True)
-            return done, (_pickled(error),) if self._is_native(order) else ()
-        ended_at = time.time()
+            return self._raised(call, error, time.time())
+        call.ended_at = time.time()
+        call.value = value
         if files is not None:
-            files.end_call(paths=is_edge)
+            files.end_call(paths=call.is_edge)
             if (problem := files.publish()) is not None:
-                return self._failed(order, problem, started_at, ended_at)
+                return self._failed(order, problem, call.started_at, call.ended_at)
+        return None
+
+    def _raised(self, call: _Call, error: BaseException, ended_at: float) -> _Ended:
+        """The end of a task whose function raised an exception."""
+        order = call.order
+        if call.files is not None:
+            call.files.end_call(paths=call.is_edge)
+        record = dataclasses.replace(describe_exception(error), exception_data=self._exception_data(call, error))
+        done, _ = self._failed(order, record, call.started_at, ended_at)
+        if order.options.retries and is_retried(error, order.options.retry_on):
+            done = msgspec.structs.replace(done, is_retried=True)
+        return done, (_pickled(error),) if call.is_native else ()
+
+    def _collect(self, call: _Call) -> _Ended:
+        """Write the value that the function returned."""
+        order = call.order
         given: Done | None = None
         result: Sequence[Frame]
         try:
-            if is_edge and order.call is not None:
-                values = [value]
-                del value  # what is in place must not be referred to any more
-                given, result = self._given(values, Done(order.task_id, started_at, ended_at), order.call)
+            if order.call is not None and order.call.is_edge:
+                # What is in place must not be referred to any more.
+                values, call.value = [call.value], None
+                given, result = self._given(values, Done(order.task_id, call.started_at, call.ended_at), order.call)
             else:
-                result = self._serialized(value, order)
+                result = self._serialized(call)
         except ValueRefused as error:
-            return self._failed(order, error.record, started_at, ended_at)
+            return self._failed(order, error.record, call.started_at, call.ended_at)
         except BaseException as error:  # noqa: BLE001 - reduce methods are user code
             reason = error.record if isinstance(error, _CANNOT_SEND) else describe_exception(error)
             record = outcomes.result_not_serializable(reason)
-            return self._failed(order, record, started_at, ended_at)
-        details = self._output() if order.options.keep_output else None
+            return self._failed(order, record, call.started_at, call.ended_at)
+        return self._bound(call, given, result)
+
+    def _bound(self, call: _Call, given: Done | None, result: Sequence[Frame]) -> _Ended:
+        """The end of a task with a result, unless the result is too large.
+
+        :param given: the end of a call whose value goes to other calls, which had limits of its own.
+        """
+        details = self._output() if call.order.options.keep_output else None
         if given is not None:
             return given if details is None else msgspec.structs.replace(given, details=details), result
         size = sum(map(len, result))
-        if size > MAX_PAYLOAD_BYTES and not self._is_native(order):
-            return self._failed(order, outcomes.result_too_large(size), started_at, ended_at)
-        return Done(order.task_id, started_at, ended_at, None, details), result
+        if size > MAX_PAYLOAD_BYTES and not call.is_native:
+            return self._failed(call.order, outcomes.result_too_large(size), call.started_at, call.ended_at)
+        return Done(call.order.task_id, call.started_at, call.ended_at, None, details), result
 
-    def _given(self, values: list[Any], done: Done, call: CallOrder) -> tuple[Done, Sequence[Frame]]:
+    def _given(self, values: list[Any], done: Done, call: CallOrder) -> _Ended:
         """The end of a call and its body, for the manager; after the only value in a list, which is empty then, went to
         other workers."""
         everywhere = tuple(range(len(call.deliver)))
@@ -325,14 +381,14 @@ class Runner:
         frame, lent = (value, None) if isinstance(value, bytes) else edges.for_manager(value)
         return msgspec.structs.replace(done, parts=(size,), undelivered=undelivered, lent=lent), (frame,)
 
-    def _unreadable(self, order: Order, error: BaseException, started_at: float) -> tuple[Done, Sequence[Frame]]:
+    def _unreadable(self, order: Order, error: BaseException, started_at: float) -> _Ended:
         if isinstance(error, DeserializationError):
             return self._failed(order, error.record, started_at, started_at)
         reason = describe_exception(error)
         record = DeserializationError(f"Cannot be read here: {reason.message}", hint=reason.hint).record
         return self._failed(order, dataclasses.replace(record, traceback=reason.traceback), started_at, started_at)
 
-    def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> tuple[Done, Sequence[Frame]]:
+    def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> _Ended:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
         if order.options.memory_bytes is None and order.options.max_output_bytes is None:
             return done, result
@@ -379,14 +435,10 @@ class Runner:
             return _values
         return self._data_serializer if self._data_only or order.data_only else self._serializer
 
-    def _is_native(self, order: Order) -> bool:
-        """Whether the result is plain pickle, of any size."""
-        return self._native and order.options.result_serializers == NATIVE
-
-    def _serialized(self, value: object, order: Order) -> Sequence[Piece]:
-        if self._is_native(order):
-            return (dump_native(value),)
-        return self._serializer.pieces(value, strategies=self._chosen(order.options.result_serializers))
+    def _serialized(self, call: _Call) -> Sequence[Piece]:
+        if call.is_native:
+            return (dump_native(call.value),)
+        return self._serializer.pieces(call.value, strategies=self._chosen(call.order.options.result_serializers))
 
     def _chosen(self, names: tuple[str, ...]) -> Sequence[Strategy] | None:
         """Return the strategies that a submitter asks for; None if it asks for none."""
@@ -394,13 +446,13 @@ class Runner:
             self._strategies[names] = [strategy_named(name) for name in names]
         return self._strategies.get(names)
 
-    def _exception_data(self, order: Order, error: BaseException) -> str | None:
+    def _exception_data(self, call: _Call, error: BaseException) -> str | None:
         """Serialize an exception as its submitter wants results; None if it asks for no serializer of Farcall. A call
         whose value goes to other calls sends them the exception, too."""
-        names = order.options.result_serializers
-        if not names and order.call is not None and order.call.is_edge:
+        names = call.order.options.result_serializers
+        if not names and call.is_edge:
             names = _BINARY
-        if not names or self._is_native(order):
+        if not names or call.is_native:
             return None
         if names == _BINARY:
             return pack_exception(error)
@@ -409,9 +461,7 @@ class Runner:
         except ConfigurationError:  # a name that is no strategy
             return None
 
-    def _failed(
-        self, order: Order, record: ErrorRecord, started_at: float, ended_at: float
-    ) -> tuple[Done, Sequence[Frame]]:
+    def _failed(self, order: Order, record: ErrorRecord, started_at: float, ended_at: float) -> _Ended:
         stdout_tail, stderr_tail = self._capture.tails()
         record = dataclasses.replace(
             record,
@@ -431,6 +481,15 @@ class Runner:
         self._directories.leave()
         arrived_classes.sent.clear()
         return self._capture.reset(keep_bytes=keep_bytes)
+
+
+def _add_inputs(call: _Call, inputs: Inputs) -> None:
+    """Put the values of other calls into the arguments."""
+    values = inputs.read(_values.deserialize)
+    if call.function is _listed:
+        call.args = collected(values)
+    else:
+        call.args, call.kwargs = bound(call.args, call.kwargs, inputs.call.inputs, values)
 
 
 def _listed(*values: Any) -> list[Any]:

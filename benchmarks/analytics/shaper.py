@@ -1,7 +1,8 @@
 """Shaper: a storage with the limits of another one, so that experiments on one machine have the shape of a cloud.
 
 All processes of a machine that name the same file share the limits of the storage; each process has its own bandwidth,
-as a worker has. ``shaped:FILE`` is the address of such a storage; the file has that of the real one, and the shape.
+as a worker has. The address of such a storage is the name of this module and a file, which has the address of the real
+storage and the shape.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from typing import Final, NamedTuple
 
 from farcall_common.errors import StoreBusy
 from farcall_common.objects.blocks import Blocks, Part, open_blocks, prefix_number, split_prefixes
-from farcall_common.objects.node_blocks import is_on_nodes, open_node_blocks
 from farcall_common.objects.pace import Pace, pace_of
 from farcall_common.payload import Piece
 from farcall_common.private import locked
 
 _READ_BYTES, _WRITTEN_BYTES, _READS, _WRITES = range(4)
 """Limits. Behind the last one are reads and writes of the second prefix, and so on."""
-_SCHEME: Final = "shaped:"
+_SCHEME: Final = f"{__name__}:"
 _TIME: Final = struct.Struct("d")
 _LEAST_SLOWED_S: Final = 0.001
 _BURST_S: Final = 0.1
@@ -83,17 +83,16 @@ def _times_of(url: str) -> SharedTimes:
     return SharedTimes(path.with_suffix(".times"), prefixes=prefixes)
 
 
+def is_shaped(url: str) -> bool:
+    """Whether an address is that of a shaped storage."""
+    return url.startswith(_SCHEME)
+
+
 def open_storage(url: str) -> Blocks:
-    """The storage at an address, shaped or not, or the memory of nodes; see
-    :func:`~farcall_common.objects.blocks.open_blocks` and
-    :func:`~farcall_common.objects.node_blocks.open_node_blocks`."""
-    if is_on_nodes(url):
-        return open_node_blocks(url)
-    if not url.startswith(_SCHEME):
-        return open_blocks(url)
-    path = Path(url.removeprefix(_SCHEME))
-    found = json.loads(path.read_text())
-    return ShapedBlocks(open_blocks(found["url"]), Shape(**found["shape"]), _times_of(url), pace=pace_of(url))
+    """Open a shaped storage; see :func:`farcall_common.objects.blocks.open_blocks`."""
+    found = json.loads(Path(url.removeprefix(_SCHEME)).read_text())
+    shape = Shape(**found["shape"])
+    return ShapedBlocks(open_blocks(found["url"]), shape, _times_of(url), pace=pace_of(url))
 
 
 class Counts(NamedTuple):
@@ -198,8 +197,8 @@ class ShapedBlocks(Blocks):
         self._shape = shape
         self._times = times
         self._pace = Pace() if pace is None else pace
-        self._random = random.Random(os.getpid() if seed is None else seed)  # noqa: S311 - no secret
-        self._errors = random.Random(seed)  # noqa: S311 - if there is no seed, others than those of the last storage
+        self._random = random.Random(os.getpid() if seed is None else seed)
+        self._errors = random.Random(seed)
         self._own_lock = threading.Lock()
         self._free_at = {_READ_BYTES: 0.0, _WRITTEN_BYTES: 0.0}
         self._clock = clock
