@@ -419,7 +419,7 @@ def test_the_runners_work_on_their_nodes(podman: ContainerUser, apptainer: Conta
         (apptainer, "apptainer import ApptainerRunner as R; print(R('apptainer').missing())"),
         (apptainer, "apptainer import ApptainerRunner as R; print(R('singularity').missing())"),
     ):
-        done = user.run([user.python, "-c", f"from farcall_endpoint.environments.{runner}"])
+        done = user.run([user.python, "-c", f"from farcall_endpoint.environments.runners.{runner}"])
         assert done.stdout == "\n"
 
 
@@ -429,6 +429,6 @@ def test_a_node_that_forbids_user_namespaces_says_so(podman: ContainerUser, appt
         (podman, "oci", "OciRunner('podman')"),
         (apptainer, "apptainer", "ApptainerRunner('apptainer')"),
     ):
-        program = f"from farcall_endpoint.environments.{module} import *; print({name}.missing())"
+        program = f"from farcall_endpoint.environments.runners.{module} import *; print({name}.missing())"
         found = user.run_without_namespaces([user.python, "-c", program]).stdout
         assert "namespace" in found or "cannot clone" in found
