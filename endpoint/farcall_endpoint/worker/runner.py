@@ -390,8 +390,6 @@ class Runner:
 
     def _within_limits(self, order: Order, done: Done, result: Sequence[Frame]) -> _Ended:
         """The result of a task, unless it exceeded a limit before the manager measured it."""
-        if order.options.memory_bytes is None and order.options.max_output_bytes is None:
-            return done, result
         record = outcomes.limit_exceeded(
             memory_bytes=0 if order.options.memory_bytes is None else self._usage.peak_bytes(),
             memory_limit_bytes=order.options.memory_bytes,
