@@ -53,7 +53,7 @@ class EndpointNames:
 
     def find(self, wanted: str | uuid.UUID | None) -> str:
         """The id of an endpoint: by its id, by its name, or by the beginning of its id (4 digits or more). Without any
-        of them, ``FARCALL_ENDPOINT``, else ``endpoint`` in ``config.toml``, else the only one.
+        of them, ``FARCALL_ENDPOINT``, else ``endpoint`` in ``config.toml``, else the user's only one.
 
         The user's own endpoints come first: others choose the names of theirs.
 
@@ -66,7 +66,7 @@ class EndpointNames:
         known = self._known.get(text)
         if known is None or not 0 <= time.monotonic() - known[1] < _KNOWN_S:
             known = self._known[text] = self._choose(text, source), time.monotonic()
-            self._meanings.setdefault(known[0], set()).add(text or "")
+            self._meanings.setdefault(known[0], set()).add(_normal(text or ""))
         return known[0]
 
     def meanings(self, endpoint_id: str) -> frozenset[str]:
@@ -81,7 +81,7 @@ class EndpointNames:
         return read_settings(home).get("endpoint") or None, f", which {config_path(home)} names"
 
     def _choose(self, wanted: str | None, source: str) -> str:
-        for role in ("owner", "any"):
+        for role in ("owner", "any") if wanted is not None else ("owner",):
             endpoints = self._list(role)
             self.seen = [str(each["name"]) for each in endpoints]
             found = endpoints if wanted is None else _meant(endpoints, wanted)
@@ -92,16 +92,25 @@ class EndpointNames:
                 which = f"which endpoint is {wanted!r}{source}" if wanted else "which endpoint"
                 raise ConfigurationError(f"{which}? There are {len(found)}: {ids}", hint="Give the name or id.")
         if wanted is None:
-            raise ConfigurationError("you have no endpoint", hint=_NO_ENDPOINT)
+            raise ConfigurationError("you have no endpoint of your own, and name none", hint=_NO_ENDPOINT)
         raise EndpointUnknown(f"there is no endpoint named {wanted!r}{source}", hint=did_you_mean(wanted, self.seen))
 
 
 def _meant(endpoints: Endpoints, wanted: str) -> Endpoints:
-    named = [each for each in endpoints if wanted and wanted in (each["name"], each["display_name"])]
-    if named or not _ID_BEGINS.fullmatch(wanted.lower()):
-        return named
-    begins = set(_beginning_with(wanted, (str(each["uuid"]) for each in endpoints)))
-    return [each for each in endpoints if each["uuid"] in begins]
+    """The endpoints that a text means: by name, or by the beginning of an id. Others choose the names of theirs, which
+    may look like digits."""
+    is_beginning = _ID_BEGINS.fullmatch(wanted.lower()) is not None
+    begins = set(_beginning_with(wanted, (str(each["uuid"]) for each in endpoints))) if is_beginning else set()
+    return [
+        each
+        for each in endpoints
+        if (wanted and wanted in (each["name"], each["display_name"])) or each["uuid"] in begins
+    ]
+
+
+def _normal(wanted: str) -> str:
+    """A name, or the digits of the beginning of an id in one form."""
+    return wanted.lower().replace("-", "") if _ID_BEGINS.fullmatch(wanted.lower()) else wanted
 
 
 class Ids:

@@ -16,6 +16,7 @@ import datetime as dt
 import functools
 import logging
 import os
+import re
 import shlex
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -64,6 +65,7 @@ _FACTS: Final = ("fault", "retryable", "retry_after_s", "attempt", "endpoint_id"
 #: Details that are not numbers, or of which the endpoint seals more than numbers.
 _NOT_NUMBERS: Final = (STAGES, VALUES, PROGRESS, STAGING, FILES)
 _MOST_NAME: Final = 64
+_DIGITS: Final = re.compile(r"[0-9a-f]{4,32}")
 
 _logger = logging.getLogger("farcall")
 
@@ -249,6 +251,9 @@ class KnownEndpoints:
         :raises EndpointKeyChanged: if the name meant another endpoint.
         """
         known = self.meaning(name)
+        if known is None and _DIGITS.fullmatch(name):  # digits of an endpoint that is known by its id, or by fewer
+            ids = [each for each in self._lines.read() if each.replace("-", "").startswith(name)]
+            known = endpoint_id if endpoint_id in ids or not ids else ids[0].partition(":")[0]
         if known is not None and known != endpoint_id:
             what = f"the name {name!r} means" if name else "the only endpoint is"
             raise EndpointKeyChanged(

@@ -120,6 +120,8 @@ class OutputCursor:
         for stream in STREAMS:
             piece: Mapping[str, Any] = answer.get(stream) or {}
             text, begins = str(piece.get("text") or ""), int(piece.get("from") or 0)
+            if not text and begins > max(0, self._next[stream]):  # asked from elsewhere than this cursor did
+                self.complete = False
             if not text or begins < self._next[stream]:  # the service gives it again
                 continue
             if is_live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -157,3 +158,26 @@ def test_copies_of_service_accounts_count_for_their_payer(tmp_path: Path) -> Non
     more = put(again, 12, b"12", submitter="bob")
     assert {*bobs, more} < copies(tmp_path), "the payers are known after a restart"
     again.close()
+
+
+def test_a_copy_that_a_task_has_made_larger_is_dropped_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = Cache(tmp_path, budget_bytes=2**20)
+    grown, touched, changed = put(cache, 1, b"grown"), put(cache, 2, b"touched"), put(cache, 3, b"changed")
+    for sha256 in (grown, touched, changed):
+        [path] = tmp_path.glob(f"*/??/{sha256}")
+        path.chmod(0o600)
+        if sha256 == grown:
+            os.truncate(path, 2**40)
+        elif sha256 == changed:
+            path.write_bytes(b"CHANGED")
+    with cache.using("", touched) as found:
+        assert found is not None
+    with cache.using("", changed) as found:
+        assert found is None
+    monkeypatch.setattr(Path, "open", None)
+    with cache.using("", grown) as found:
+        assert found is None
+    assert copies(tmp_path) == {touched}
+    cache.close()

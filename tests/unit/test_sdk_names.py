@@ -98,9 +98,9 @@ def test_the_default_is_in_the_environment_or_the_configuration_or_the_only_one(
     assert names(home=tmp_path).find(None) == LAPTOP
     assert names(home=tmp_path, FARCALL_ENDPOINT="cluster").find(None) == CLUSTER
     assert names(own=OWN[:1]).find(None) == CLUSTER
-    assert names(own=[], everything=ALL[3:]).find(None) == ALL[3]["uuid"]
-    with pytest.raises(ConfigurationError, match="no endpoint"):
-        names(own=[], everything=[]).find(None)
+    for others in (ALL[3:], []):  # others could make theirs the only one
+        with pytest.raises(ConfigurationError, match="no endpoint of your own"):
+            names(own=[], everything=others).find(None)
 
 
 def test_endpoints_are_listed_once_in_a_while() -> None:
@@ -201,11 +201,21 @@ def test_what_is_not_an_id_is_refused(found: str) -> None:
         names(own=[endpoint(found, "laptop")], everything=[]).find("c1a5")
 
 
+@pytest.mark.parametrize("name", ["0f0f0000", "0F0F-0000", OTHERS])
+def test_a_name_that_looks_like_the_beginning_of_an_id_does_not_take_its_place(name: str) -> None:
+    everything = [endpoint(OTHERS, "cluster"), endpoint(LAPTOP, name)]
+    if name == OTHERS:
+        assert names(own=[], everything=everything).find(name) == OTHERS
+    else:
+        with pytest.raises(ConfigurationError, match="There are 2"):
+            names(own=[], everything=everything).find(name)
+
+
 def test_what_a_user_has_written_for_an_endpoint_is_kept() -> None:
     found = names()
-    for written in ("cluster", "c1a57", CLUSTER):
+    for written in ("cluster", "c1a57", "C1A57", "c1a57e40-00", CLUSTER):
         assert found.find(written) == CLUSTER
-    assert found.meanings(CLUSTER) == {"cluster", "c1a57"}
+    assert found.meanings(CLUSTER) == {"cluster", "c1a57", "c1a57e4000"}
     assert found.meanings(LAPTOP) == set()
     only = names(own=OWN[:1])
     assert only.find(None) == CLUSTER

@@ -494,8 +494,11 @@ def test_a_name_means_the_endpoint_that_the_first_call_was_sealed_to(
         lab.sealer(mode, name).seal(b"call", mode=None, **where)
     assert (lab.home / "known_endpoints").read_text() == kept
     sealer = lab.sealer(mode, name)
-    sealer.known.forget(other, names=[name])
-    if has_key or mode == "offered":
+    if has_key:  # as `farcall endpoints fingerprint NAME --accept`
+        sealer.known.put(other, secrets.fingerprint, created_at=1, names=[name])
+    else:
+        sealer.known.forget(other, names=[name])
+    if has_key or (mode == "offered" and name != "018f"):  # digits of an endpoint that is known mean no other
         assert (sealer.seal(b"call", mode=None, **where) == b"call") is not has_key
         assert sealer.known.meaning(name) == (other if has_key else None)
 
@@ -519,3 +522,14 @@ def test_first_digits_mean_a_sealed_task_only_where_seals_matter(lab: Lab) -> No
         assert lab.sealer(mode).may_be_completed(marked)
         assert not lab.sealer(mode).may_be_completed(new_task_id())
     assert lab.sealer("off").may_be_completed(new_task_id())
+
+
+def test_digits_of_a_known_endpoint_mean_no_other(lab: Lab) -> None:
+    other = f"{ENDPOINT[:9]}5b8e-7000-8000-0000000000ff"
+    for names in ((), ("018f0000",)):
+        seal(lab.sealer("offered", *names))
+        for digits in ("018f0000", "018f", "018f00"):
+            lab.sealer().known.check_name(digits, ENDPOINT)
+            with pytest.raises(EndpointKeyChanged, match=ENDPOINT):
+                lab.sealer().known.check_name(digits, other)
+    lab.sealer().known.check_name("018f00005b8e", other)

@@ -95,6 +95,15 @@ def test_output_that_comes_again_is_left_out_and_codes_are_plain() -> None:
     assert [part.text for part in cursor.take(answer(stdout=piece(3, "d")))] == ["d"]
 
 
+@pytest.mark.parametrize("first", [-16, 0])
+def test_an_end_behind_what_was_asked_is_no_end(first: int) -> None:
+    cursor = OutputCursor("t", first=first)
+    assert list(cursor.take(answer(complete=True, stdout={"from": 9, "next": 9, "text": ""}))) == []
+    assert not cursor.complete
+    assert [part.text for part in cursor.take(answer(complete=True, stdout=piece(0, "abc")))] == ["abc"]
+    assert cursor.complete
+
+
 @pytest.mark.parametrize("silent", [1, 4, 5])
 def test_an_endpoint_that_does_not_answer_is_asked_again(silent: int) -> None:
     busy = answer(status="success", source="none", reason="NO_ANSWER")

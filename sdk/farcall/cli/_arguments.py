@@ -19,11 +19,12 @@ from farcall._client import Client, connection_of
 from farcall_common.credentials import find_home
 from farcall_common.errors import ConfigurationError, InvalidRequest, did_you_mean
 from farcall_common.files import write_private
-from farcall_common.plain_text import plain
 
 _KEPT: Final = 200
 #: Bytes of an argument that are not of the locale's encoding.
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
+#: Completed without quotes: shells evaluate other texts, and others choose the names of their endpoints.
+_WORD: Final = re.compile(r"[\w.@:][\w.@:-]*", re.ASCII)
 #: In front of the kinds of what was submitted.
 _SUBMITTED: Final = "submitted "
 _LAST: Final = re.compile(r"@last(?:~([0-9]{1,4}))?")
@@ -73,7 +74,7 @@ def completes(kind: str) -> Callable[[str], list[str]]:
     """The completion of an argument of this kind: "endpoints", "tasks", "groups"."""
 
     def complete(incomplete: str) -> list[str]:
-        return [value for value in _read().get(kind, []) if value.startswith(incomplete) and plain(value) == value]
+        return [value for value in _read().get(kind, []) if value.startswith(incomplete) and _WORD.fullmatch(value)]
 
     return complete
 
