@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from farcall import Client
 from farcall.cli._app import app
-from farcall.cli._arguments import completes
+from farcall.cli._arguments import completes, remember
 from farcall.cli._connect import CommandEnvironment
 from farcall.cli._output import write
 from farcall.testing import FakeCloud
@@ -577,3 +577,23 @@ def test_unreachable_address_is_reported() -> None:
 def test_json_behind_two_dashes_is_an_argument(cloud: FakeCloud) -> None:
     result = Farcall(cloud)("run", "nowhere.py:f", "--", "--json")
     assert result.stderr.startswith("Error: [INVALID_REQUEST]")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_completed"),
+    [
+        *[(name, True) for name in ("zz", "my-lab", "lab.org", "ada@lab", "@last", "0199f0c2-1234", "a_b", "env:1")],
+        *[(f"zz{text}", False) for text in ("\\$(touch x)", "$(x)", ";x", " x", "\nx", "`x`", "'x", '"x', "\x1b[31m")],
+        *[
+            (f"zz{text}", False)
+            for text in ("é", "\u200b", "*", "~", "&x", "|x", ">x", "\\", "#", "{a,b}", "[a]", "!x")
+        ],
+        *[("-rf", False), ("--help", False)],
+    ],
+)
+def test_completion_leaves_out_names_that_shells_evaluate(
+    name: str, is_completed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FARCALL_HOME", str(tmp_path))
+    remember("endpoints", [name])
+    assert (name in completes("endpoints")("")) is is_completed
