@@ -784,7 +784,7 @@ def test_transfers_of_one_submitter_that_hang_do_not_end_the_process_for_others(
     program = (
         "import itertools, queue, sys, threading\n"
         "from farcall_common.staged_files import FileUse\n"
-        "from farcall_endpoint import outcomes\n"
+        "from farcall_endpoint.contracts import outcomes\n"
         "from farcall_endpoint.files import orders, process\n"
         "from farcall_endpoint.files.movers import MoveError\n"
         "from farcall_endpoint.files.settings import TransferSettings\n"
