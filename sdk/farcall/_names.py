@@ -191,7 +191,10 @@ def _checked(kind: str, found: str) -> str:
     :raises ProtocolError: if it is not an id.
     """
     if as_uuid(found) != found:
-        raise ProtocolError(f"the service answered with {found!r}; expected the id of {kind}")
+        raise ProtocolError(
+            f"the service answered with {found!r}; expected the id of {kind}",
+            hint="Check api_url, and report this to the deployment's operator.",
+        )
     return found
 
 

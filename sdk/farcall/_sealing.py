@@ -168,7 +168,10 @@ def _line(name: str, text: str) -> bytes:
     :raises ConfigurationError: if one is empty or more than a word: the service could add lines of its own.
     """
     if [name] != name.split() or [text] != text.split():
-        raise ConfigurationError(f"{name!r} with {text!r} is not an entry: expected two words")
+        raise ConfigurationError(
+            f"{name!r} with {text!r} is not an entry: expected two words",
+            hint="Name the endpoint or task by its whole id.",
+        )
     return f"{name} {text}\n".encode()
 
 

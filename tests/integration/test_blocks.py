@@ -255,3 +255,19 @@ def test_the_memory_of_nodes_is_for_tasks() -> None:
         open_node_blocks("node:")
     with pytest.raises(ConfigurationError, match="Invalid storage of blocks node:many"):
         open_node_blocks("node:many")
+
+
+@pytest.mark.parametrize("url", ["no.such.module:/x", "os.path:/x", "xml.dom:/x", ".x:/x", "..:/x"])
+def test_a_scheme_that_names_no_module_with_a_storage_is_unknown(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="Unknown storage of blocks"):
+        open_blocks(url)
+
+
+def test_a_module_with_a_storage_that_lacks_a_library_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "storages").mkdir()
+    (tmp_path / "storages" / "lacking.py").write_text("import no_such_library\n")
+    (tmp_path / "storages" / "whole.py").write_text("def open_storage(url):\n    return url.upper()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        open_blocks("storages.lacking:/x")
+    assert str(open_blocks("storages.whole:/x")) == "STORAGES.WHOLE:/X"

@@ -130,7 +130,6 @@ def test_a_cache_of_another_layout_is_emptied_but_for_what_is_in_use(tmp_path: P
     for name in ("apptainer-0123456789abcdef", "uv-0123456789abcdef"):
         make(former, name, 10)
     former.release("apptainer-0123456789abcdef")
-    (tmp_path / ".worker-abcdefgh").mkdir()
     Cache(tmp_path, most_bytes=10**9).tidy()
     assert names(tmp_path) == {"uv-0123456789abcdef", ".uv-0123456789abcdef.use", ".layout"}
     former.release("uv-0123456789abcdef")

@@ -50,6 +50,14 @@ def test_siblings_are_required_in_the_same_version(part: str) -> None:
         assert re.fullmatch(rf"farcall-[a-z]+(\[[a-z0-9,]+\])?=={re.escape(project['version'])}", sibling)
 
 
+def test_the_readme_shows_the_commands_of_the_gate() -> None:
+    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = [line for line in gate.splitlines() if re.fullmatch("make (demo|test)", line)]
+    assert commands == ["make demo", "make test"]
+    assert [line for line in commands if not re.search(rf"^{line}\b", readme, re.M)] == []
+
+
 @pytest.mark.parametrize("part", PUBLISHED)
 def test_a_package_has_licence_and_description(part: str) -> None:
     project = _project(part)

@@ -122,11 +122,21 @@ def open_blocks(url: str) -> Blocks:
         return blocks if prefixes == 1 else SpreadBlocks(blocks, prefixes)
     if scheme in SCHEMES and rest.startswith("//"):
         return ValkeyBlocks(url)
-    if "." in scheme:
-        with contextlib.suppress(ModuleNotFoundError):
-            found: Blocks = importlib.import_module(scheme).open_storage(url)
-            return found
+    if (opener := _opener_of(scheme)) is not None:
+        return opener(url)
     raise ConfigurationError(f"Unknown storage of blocks {scheme}:.", hint=f"Write {_FORMS}.")
+
+
+def _opener_of(module: str) -> Callable[[str], Blocks] | None:
+    """The function ``open_storage`` of a module in a package; None if there is no such module or function."""
+    if "." not in module or not all(part.isidentifier() for part in module.split(".")):
+        return None
+    try:
+        return getattr(importlib.import_module(module), "open_storage", None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # another module, which this one imports
+            raise
+        return None
 
 
 def split_prefixes(url: str) -> tuple[str, int]:

@@ -159,7 +159,7 @@ graph_invalid = Outcome(
     "GRAPH_INVALID",
     Fault.CALLER,
     "{}",
-    "Make it with Graph or chain of a release that this endpoint knows, and submit it again.",
+    "Build the graph with a farcall version that this endpoint supports, and submit it again.",
 )
 graph_apart = Outcome(
     "CONTAINER_UNSUPPORTED",

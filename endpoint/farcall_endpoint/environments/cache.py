@@ -24,8 +24,6 @@ _LAYOUT_FILE: Final = ".layout"
 _REMOVED: Final = ".removed-"
 _DRAFT: Final = re.compile(r"(?P<name>[a-z-]+-[\w.-]+)\.part(?:ial)?-[\w]+")
 _LOCK: Final = re.compile(r"\.(?P<name>[a-z]+-[\w.-]+)\.(use|lock)")
-_FORMER_DRAFT: Final = re.compile(r"\.worker-[\w]{8}(-removed)?")
-"""Names of unfinished and removed bundles in the first layout."""
 
 
 class Cache:
@@ -114,7 +112,7 @@ class Cache:
         version.write_text(_LAYOUT, encoding="ascii")
 
     def _tidy(self, path: Path, *, is_known: bool) -> None:
-        if path.name.startswith(_REMOVED) or (not is_known and _FORMER_DRAFT.fullmatch(path.name)):
+        if path.name.startswith(_REMOVED):
             _remove_tree(path)
         elif (found := _DRAFT.fullmatch(path.name)) is not None:
             with self._locked(found["name"], fcntl.LOCK_SH) as is_not_made:
