@@ -1,4 +1,4 @@
-"""Locks that a forked child finds free: a thread of the parent may hold them at the fork, and is not in the child."""
+"""What threads do at a fork: they are not in the child, where the locks that they hold stay held."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import weakref
 from typing import Any, Final
 
 _locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+no_fork: Final = threading.RLock()
+"""Forks wait for whoever holds it: for work in libraries with locks of their own, such as OpenSSL. Hold it briefly."""
 
 
 def fork_safe_lock() -> threading.Lock:
@@ -24,3 +26,4 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=no_fork.acquire, after_in_parent=no_fork.release, after_in_child=no_fork.release)

@@ -17,6 +17,7 @@ import httpcore  # noqa: F401
 import httpx
 
 from farcall_common.errors import ConfigurationError
+from farcall_common.forks import no_fork
 
 _SCHEMES: Final = ("http", "https", "all")
 _LOCAL: Final = ",localhost,127.0.0.0/8,::1"
@@ -144,7 +145,7 @@ class _Unusable(httpx.BaseTransport):
 
 
 def _context(make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
-    with certificate_errors():
+    with certificate_errors(), no_fork:
         return make()
 
 

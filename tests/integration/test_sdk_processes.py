@@ -108,6 +108,38 @@ def test_children_that_are_forked_while_an_executor_starts_make_their_own(start:
     assert (output, errors) == ("[]\n", "")
 
 
+FORK_WHILE_CERTIFICATES_LOAD = """
+import os, threading, warnings
+import httpx
+from farcall_common.http_client import http_client
+
+warnings.simplefilter("ignore")  # Python 3.12 warns of forks
+loads, forks, loaded = threading.Event(), threading.Event(), []
+
+def certificates():
+    loads.set()
+    forks.wait()
+    contexts = [httpx.create_ssl_context() for _ in range(10)]
+    loaded.append(True)
+    return contexts[0]
+
+os.register_at_fork(before=forks.set)
+thread = threading.Thread(target=lambda: http_client(certificates=certificates).close())
+thread.start()
+loads.wait()
+child = os.fork()
+if child == 0:
+    os._exit(0 if loaded else 1)
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_forks_wait_while_certificates_are_loaded(start: Start) -> None:
+    """The locks of OpenSSL would stay held in the child."""
+    assert start(FORK_WHILE_CERTIFICATES_LOAD).communicate(timeout=WAIT_S) == ("0\n", "")
+
+
 LEAVING = """
 import os, signal, sys, warnings
 

@@ -655,7 +655,7 @@ MANY = """
 import os, signal, time
 children = []
 try:
-    for _ in range(80):
+    for _ in range(65):
         children.append(os.fork())
         if children[-1] == 0:
             time.sleep(1000)
@@ -665,7 +665,8 @@ except BlockingIOError:  # the kernel's limit
     os.waitpid(children[-1], 0)
 """
 PACKAGES = {"waits": f"{MANY}time.sleep(1000)\n", "is two workers": f"{MANY}os.fork()\n"}
-"""Code that an environment runs when its Python starts. Both processes of the second one send what a worker sends."""
+"""Code that an environment runs when its Python starts. Both processes of the second one send what a worker sends.
+Tests that run at the same time share the kernel's limit of the account, which grows with the workers."""
 
 
 @pytest.mark.parametrize("chosen", [each for each in LEVELS if each.values[0] in ("process", "bubblewrap")])
@@ -675,7 +676,7 @@ def test_start_with_too_many_processes_exceeds_the_limit(chosen: str, tmp_path: 
         "limits": {"processes": 60},
         "environments": {"locations": [f"{tmp_path}/*"], "fork": False},
     }
-    with running_endpoint(tmp_path / "home", workers=2, engine=engine, reachable=[tmp_path]) as endpoint:
+    with running_endpoint(tmp_path / "home", workers=8, engine=engine, reachable=[tmp_path]) as endpoint:
         cloud = endpoint.cloud
         for name, code in PACKAGES.items():
             prefix = tmp_path / name
