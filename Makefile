@@ -16,7 +16,7 @@ PYTEST := $(RUN) pytest -q --durations=5 --durations-min=10
 SOURCES := analytics common sdk endpoint lambdas forwarder_fargate infra local localstack examples benchmarks docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-gameday test-slurm test-cgroup2 test-docs test-regions test-runbooks test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
+.PHONY: help setup setup-system demo test test-all test-unit test-integration test-e2e test-chaos test-chaos-short test-security test-localstack test-gameday test-slurm test-cgroup2 test-docs test-regions test-runbooks test-wheels wheels fuzz walk check format docs docs-picture bench bench-api bench-forwarder bench-cloud-scale bench-sdk bench-start bench-serialization bench-memoization bench-sealed bench-warm bench-weight bench-engine bench-engine-scale bench-engine-papers bench-graphs bench-data bench-taps bench-analytics bench-qos bench-qos-full openapi clean
 
 ## Show the targets
 help:
@@ -166,6 +166,11 @@ bench-warm: setup $(IMAGES)/.made $(IMAGES)/.apptainer-made
 	@$(RUN) benchmarks.warm_starts
 	@$(RUN) benchmarks.warm_routing
 	@$(RUN) benchmarks.warm_pool_simulation
+
+# Makes the trees of the two old commits once, below .tools/weight.
+## Measure the weight of a call beside old commits, and add a row to its history: CHANGE="what changed"
+bench-weight: setup
+	@$(RUN) benchmarks.weight --change "$(CHANGE)"
 
 # Installs each peer into an environment of its own, below benchmarks/engine.
 ## Measure the engine beside its peers

@@ -18,6 +18,7 @@ from benchmarks.qos import table as qos
 from benchmarks.report import RESULTS, figure_table, with_section
 from benchmarks.taps import table as taps
 from benchmarks.warm_starts import table as warm_starts
+from benchmarks.weight import table as weight
 
 _HERE: Final = Path(__file__).parent
 PAGES: Final = (_HERE / "README.md", *sorted(_HERE.glob("figures/*.md")))
@@ -27,6 +28,7 @@ SECTIONS: Final[Mapping[str, Callable[[Any], str]]] = {
     "engine": engine.as_tables,
     "engine_scale": scale.as_tables,
     "engine_papers": papers.as_tables,
+    "weight": weight.as_table,
     "api": api.as_table,
     "memoization": memoization.as_table,
     "memoization_full": memoization.as_table,

@@ -1,0 +1,1 @@
+"""Weight of a call, always beside the same old commits."""
