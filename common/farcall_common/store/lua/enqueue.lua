@@ -13,5 +13,6 @@ if #waiting > 0 then
   redis.call('LPUSH', QUEUE .. submitter, unpack(waiting))
   count_waiting(submitter, #waiting)
 end
+book_bytes()
 wake_owner(ARGV[1])
 return tonumber(redis.call('HGET', COUNTS, 'waiting') or 0)

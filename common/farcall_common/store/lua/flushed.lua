@@ -8,10 +8,12 @@ if is_next then redis.call('LTRIM', OUTBOX, #ARGV - 1, -1) end
 for i = 2, #ARGV do
   local id = ARGV[i]
   if not is_next then redis.call('LREM', OUTBOX, 1, id) end
-  if redis.call('HGET', TASK .. id, 'state') == 'done' then
-    count_bytes(submitter_of(id), 0 - redis.call('HSTRLEN', TASK .. id, 'task'))
+  local state, submitter = unpack(redis.call('HMGET', TASK .. id, 'state', 'submitter'))
+  if state == 'done' then
+    count_bytes(submitter or '', 0 - redis.call('HSTRLEN', TASK .. id, 'task'))
     redis.call('DEL', TASK .. id)  -- a hash that once had a long value stays large when it is deleted from
     redis.call('HSET', TASK .. id, 'state', 'done')
     redis.call('EXPIRE', TASK .. id, ARGV[1])
   end
 end
+book_bytes()

@@ -24,6 +24,7 @@ if left > 0 then
   drop(ids)
 end
 if left > 0 then drop(redis.call('LPOP', OUTBOX, left) or {}) end
+book_bytes()
 if left <= 0 then return 0 end
 redis.call('DEL', ROUND, HELD, WEIGHTS, COUNTS, BYTES, STOPS, LIMITS)
 return 1

@@ -157,10 +157,17 @@ local function count_served(submitter, count)
   if limit_of('m', submitter) then renew_place(other_lane(submitter)) end
 end
 
--- The memory of a submitter's tasks changes.
+-- The memory of a submitter's tasks changes; book_bytes has to follow. In two parts, because a batch has few payers.
+local changes = {}
 local function count_bytes(submitter, change)
-  local owner = payer_of(submitter)
-  if redis.call('HINCRBY', BYTES, owner, change) <= 0 then redis.call('HDEL', BYTES, owner) end
+  local payer = payer_of(submitter)
+  changes[payer] = (changes[payer] or 0) + change
+end
+
+local function book_bytes()
+  for payer, change in pairs(changes) do
+    if redis.call('HINCRBY', BYTES, payer, change) <= 0 then redis.call('HDEL', BYTES, payer) end
+  end
 end
 
 -- The submitter of a task, or its lane.
@@ -168,8 +175,8 @@ local function submitter_of(id)
   return redis.call('HGET', TASK .. id, 'submitter') or ''
 end
 
--- Hold a new task. It waits (true: the caller puts it into the list of its submitter), or is leased because the endpoint
--- has it (held), or so that reap finds it.
+-- Hold a new task; book_bytes has to follow. It waits (true: the caller puts it into the list of its submitter), or is
+-- leased because the endpoint has it (held), or so that reap finds it.
 local function add(lease_s, held, submitter, id, task, idempotent, max_attempts, attempt)
   local waits = not held and may_start_again(idempotent, max_attempts, attempt)
   redis.call('HSET', TASK .. id, 'state', waits and 'queued' or 'leased', 'task', task, 'idempotent', idempotent,

@@ -20,4 +20,5 @@ for submitter, size in pairs(found) do
   count_bytes(submitter, size)
   if submitter ~= '' then submitters[#submitters + 1] = submitter end
 end
+book_bytes()
 return submitters

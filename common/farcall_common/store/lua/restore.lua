@@ -20,3 +20,4 @@ for i = 3, #ARGV, 7 do
       'attempt', math.max(tonumber(redis.call('HGET', TASK .. id, 'attempt')), tonumber(held)))
   end
 end
+book_bytes()
