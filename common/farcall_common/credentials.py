@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
@@ -190,6 +189,8 @@ def write_settings(home: Path, values: Mapping[str, str | None], *, comment: str
             table.pop(name, None)
         else:
             table[name] = value
+    import tomllib  # here, because managers need the names of variables alone
+
     try:
         as_wanted = tomllib.loads(text) == wanted
     except tomllib.TOMLDecodeError:
@@ -231,6 +232,8 @@ def _is_http(api_url: str) -> bool:
 
 def _read(path: Path) -> tuple[str, dict[str, Any]]:
     """The text of the file, and its content; empty without the file."""
+    import tomllib
+
     try:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)

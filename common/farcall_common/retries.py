@@ -8,7 +8,6 @@ worker it may be another one, so such a name stands for a class of that name in 
 from __future__ import annotations
 
 import builtins
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -101,6 +100,8 @@ def _of_builtin(name: str) -> str:
     found = getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, BaseException):
         return class_name(found)
+    import difflib  # here, because few programs need it
+
     known = [each for each, cls in vars(builtins).items() if isinstance(cls, type) and issubclass(cls, BaseException)]
     close = difflib.get_close_matches(name, known, n=1)
     meant = f"did you mean {close[0]}?" if close else f"write module.{name}, or __main__.{name} for one of a script"

@@ -15,7 +15,7 @@ from farcall_common.environments import Environment
 from farcall_common.graphs import Graph, Input, Stage, pack_graph
 from farcall_common.task_options import Callee, TaskOptions
 from farcall_endpoint.config.settings import EnvironmentSettings
-from farcall_endpoint.environments.prepare.access import NotLocated
+from farcall_endpoint.environments import NotLocated
 from farcall_endpoint.host.isolation import bubblewrap, landlock
 from farcall_endpoint.manager.core.events import EnvironmentReady
 from farcall_endpoint.manager.shell.worker_process import Confinement

@@ -18,7 +18,7 @@ import pytest
 
 from farcall_common.environments import Environment
 from farcall_endpoint.config.settings import EnvironmentSettings
-from farcall_endpoint.environments.launcher import EnvironmentLost
+from farcall_endpoint.environments import EnvironmentLost
 from farcall_endpoint.environments.prepare import preparer
 from farcall_endpoint.environments.templates.templates import ForkedProcess
 from farcall_endpoint.host import process_reaper

@@ -19,7 +19,7 @@ from farcall_common.payload import Serializer
 from farcall_common.task_options import TaskOptions
 from farcall_endpoint.config.settings import EnvironmentSettings
 from farcall_endpoint.contracts.manager_worker import Begun, Done, NewModules, Order, Ready, Run
-from farcall_endpoint.environments.prepare.access import NotLocated
+from farcall_endpoint.environments import NotLocated
 from farcall_endpoint.host import process_reaper
 from farcall_endpoint.host.slots import Slot
 from farcall_endpoint.manager.core.events import EnvironmentFailed, EnvironmentProgress, EnvironmentReady, Event

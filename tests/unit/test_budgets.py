@@ -31,7 +31,7 @@ LONG_MODULES: Final = {
     "common/farcall_common/store/model.py": 824,
     "common/farcall_common/store/ports.py": 835,
     "endpoint/farcall_endpoint/agent/shell/service.py": 828,
-    "endpoint/farcall_endpoint/manager/shell/service.py": 1051,
+    "endpoint/farcall_endpoint/manager/shell/service.py": 1050,
     "sdk/farcall/_client.py": 1083,
     "sdk/farcall/_engine.py": 1008,
     "sdk/farcall/_executor.py": 851,

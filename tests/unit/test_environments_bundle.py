@@ -42,7 +42,7 @@ import farcall_endpoint.worker.files
 import farcall_endpoint.worker.helper_processes
 import farcall_endpoint.worker.nested
 import farcall_endpoint.worker.node_memory
-import farcall_common.objects
+from farcall_common.objects import *
 import farcall_endpoint.host.isolation.process_limits
 import farcall_endpoint.worker.places
 import farcall_common.progress

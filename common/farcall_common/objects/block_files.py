@@ -18,10 +18,12 @@ import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from farcall_common.errors import ObjectDamaged
-from farcall_common.payload import Piece
+
+if TYPE_CHECKING:
+    from farcall_common.payload import Piece
 
 DIRECTORY: Final = "blocks"
 """In that of a submitter in the memory of a node."""

@@ -1,5 +1,6 @@
 """Agent process: ``python -m farcall_endpoint.agent``, the daemon of ``farcall-endpoint start --detach``."""
 
+# ruff: noqa: E402 - what httpx must not load has to be known before
 from __future__ import annotations
 
 import argparse
@@ -10,6 +11,8 @@ import logging
 import os
 import sys
 from pathlib import Path
+
+sys.modules["httpx._main"] = None  # type: ignore[assignment]  # its command loads 6 MiB of rich, pygments and click
 
 from farcall_common.errors import FarcallError
 from farcall_common.exit_codes import DONE, INTERNAL, exit_code

@@ -43,7 +43,7 @@ class ContainerStart:
     :param fork: whether the worker may be a fork of a template, and its own template may have other forks.
     :param accelerators, amd, private_root: see :class:`~farcall_endpoint.environments.runners.base.Start`.
     :param locate: checks the file or directory that a submitter names on the node, at each start, or raises
-        :class:`~farcall_endpoint.environments.prepare.access.NotLocated`; None: there is nothing to check.
+        :class:`~farcall_endpoint.environments.NotLocated`; None: there is nothing to check.
     :param confine: returns the words before a runner's command, given further paths that the runner must read, the
         image, and the result of ``locate``.
     :param before: words before the whole command.

@@ -33,6 +33,7 @@ import msgspec
 from farcall_common.environments import WITHOUT_CONTAINER, Environment
 from farcall_common.files import keep_latest
 from farcall_endpoint.config.settings import EnvironmentSettings, options_for
+from farcall_endpoint.environments import EnvironmentLost, NotLocated
 from farcall_endpoint.environments.container import SOCKET, Container, ContainerStart, StartLog
 from farcall_endpoint.environments.prepare import access, bundle, preparation, probe
 from farcall_endpoint.environments.prepare.preparation import Located, PreparationReport, PreparationSettings, Prepared
@@ -73,10 +74,6 @@ _OF_NODE: Final = ("apptainer", "singularity", "shifter")
 _TEMPORARY_OF_NODE: Final = ("/tmp", "/var/tmp")  # noqa: S108
 """Directories that the owner's containers of these types share with the node."""
 _FIRST: Final = ("HOME", "TMPDIR", "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
-
-
-class EnvironmentLost(OSError):
-    """The prepared files of an environment are gone, for example after a program has cleaned ``/tmp``."""
 
 
 class RunningTemplate(NamedTuple):
@@ -267,7 +264,7 @@ class EnvironmentLauncher:
         answered_at, located = self._located.get(environment, (-math.inf, None))
         if located is None or time.monotonic() >= answered_at + _LOCATED_S:
             self._preparer.locate(environment)
-            raise access.NotLocated(environment.location)
+            raise NotLocated(environment.location)
         return located
 
     def _path_of(self, environment: Environment) -> str:
@@ -473,7 +470,7 @@ class EnvironmentLauncher:
     ) -> None:
         try:
             template = self._start(environment, wanted, TEMPLATE)
-        except access.NotLocated:
+        except NotLocated:
             self._unlocated[key] = environment, wanted, modules
             return
         except OSError as error:

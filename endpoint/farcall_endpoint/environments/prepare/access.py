@@ -65,10 +65,6 @@ class Place(NamedTuple):
     is_file: bool = False
 
 
-class NotLocated(Exception):
-    """A location is being looked up, which is not done by the thread that wants to know."""
-
-
 def named(environment: Environment, settings: EnvironmentSettings, *, node_path: str = "") -> str:
     """The file or directory of the node that an environment of another submitter than the owner names; empty if there
     is none, or if the owner has named it. Nothing is looked up.

@@ -37,8 +37,7 @@ from farcall_endpoint.contracts.manager_worker import (
     Sync,
 )
 from farcall_endpoint.contracts.output import NOTHING, Stream
-from farcall_endpoint.environments.launcher import EnvironmentLost
-from farcall_endpoint.environments.prepare.access import NotLocated
+from farcall_endpoint.environments import EnvironmentLost, NotLocated
 from farcall_endpoint.graphs.tails import joined
 from farcall_endpoint.graphs.values import read
 from farcall_endpoint.host.cgroups import Cgroups
