@@ -169,7 +169,6 @@ def test_the_schema_has_the_tables(postgres_url: str) -> None:
     with psycopg.connect(postgres_url) as connection:
         tables = {name for (name,) in connection.execute(query)}
     assert tables == {
-        "access_grant",
         "alembic_version",
         "api_token",
         "audit",

@@ -277,10 +277,9 @@ def test_rows_read_by_the_reconciler_do_not_grow_with_the_backlog(postgres_url: 
 
 
 _BACKLOG = """
-    INSERT INTO task (task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, idempotent,
-        max_attempts, result_serializers, resource_specification, details, submitted_at, timings, state, finished_at,
-        options)
-    SELECT 't' || n, 'g', 'o', 'e' || n % 20, 'f', 'h', 'p', true, 3, '[]', '{{}}', '{{}}', now(), '{{}}',
+    INSERT INTO task (task_id, task_group_id, owner_id, endpoint_id, function_id, function_hash, payload, details,
+        submitted_at, timings, state, finished_at, options)
+    SELECT 't' || n, 'g', 'o', 'e' || n % 20, 'f', 'h', 'p', '{{}}', now(), '{{}}',
         CASE WHEN n % 5 = 0 THEN 'success' ELSE 'received' END, CASE WHEN n % 5 = 0 THEN now() END, '{{}}'
     FROM generate_series(1, {}) AS n
 """

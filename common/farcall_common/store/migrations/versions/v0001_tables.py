@@ -110,40 +110,34 @@ CREATE TABLE task_group (
 CREATE INDEX task_group_of_owner ON task_group (owner_id, created_at DESC, task_group_id DESC);
 
 CREATE TABLE task (
-    task_id                text COLLATE "C" PRIMARY KEY,
-    task_group_id          text COLLATE "C" NOT NULL,
-    owner_id               text COLLATE "C" NOT NULL,
-    endpoint_id            text COLLATE "C" NOT NULL,
-    function_id            text COLLATE "C" NOT NULL,
-    function_hash          text NOT NULL,
-    payload                bytea,
-    payload_ref            json,
-    container_id           text,
-    idempotent             boolean NOT NULL DEFAULT false,
-    max_attempts           integer NOT NULL DEFAULT 1,
-    walltime_s             double precision,
-    result_serializers     json NOT NULL DEFAULT '[]',
-    resource_specification json NOT NULL DEFAULT '{}',
-    state                  text NOT NULL DEFAULT 'received',
-    attempt                integer NOT NULL DEFAULT 0,
-    result                 bytea,
-    result_ref             json,
-    error                  json,
-    details                json NOT NULL,
-    submitted_at           timestamptz NOT NULL,
-    finished_at            timestamptz,
-    timings                jsonb NOT NULL,
+    task_id          text COLLATE "C" PRIMARY KEY,
+    task_group_id    text COLLATE "C" NOT NULL,
+    owner_id         text COLLATE "C" NOT NULL,
+    endpoint_id      text COLLATE "C" NOT NULL,
+    function_id      text COLLATE "C" NOT NULL,
+    function_hash    text NOT NULL,
+    payload          bytea,
+    payload_ref      json,
+    state            text NOT NULL DEFAULT 'received',
+    attempt          integer NOT NULL DEFAULT 0,
+    result           bytea,
+    result_ref       json,
+    error            json,
+    details          json NOT NULL,
+    submitted_at     timestamptz NOT NULL,
+    finished_at      timestamptz,
+    timings          jsonb NOT NULL,
     -- Calls with the same key are the same call, whose result may be remembered.
-    memo_key               text COLLATE "C",
-    traceparent            text COLLATE "C",
-    function_version       integer NOT NULL DEFAULT 1,
-    retry_of               text COLLATE "C",
+    memo_key         text COLLATE "C",
+    traceparent      text COLLATE "C",
+    function_version integer NOT NULL DEFAULT 1,
+    retry_of         text COLLATE "C",
     -- The transaction that added the task. The server gives these numbers, so no clock decides what the reconciler
     -- has checked already.
-    added_in               xid8 NOT NULL DEFAULT pg_current_xact_id(),
-    options                json,
+    added_in         xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    options          json,
     -- The person for whose quota the task counts: the creator's, if the submitter is a service account.
-    quota_key              text,
+    quota_key        text,
     CONSTRAINT task_ended_check CHECK (
         (finished_at IS NULL) = (state NOT IN ('success', 'failed', 'cancelled', 'lost', 'dead-lettered'))
     ),
@@ -214,13 +208,6 @@ CREATE INDEX flow_action_deadline ON flow_action (deadline) WHERE deadline IS NO
 """
 
 RIGHTS = """
-CREATE TABLE access_grant (
-    identity_id  text NOT NULL,
-    object_id    text COLLATE "C" NOT NULL,
-    granted_at   timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (identity_id, object_id)
-);
-
 CREATE TABLE share (
     share_id    text COLLATE "C" PRIMARY KEY,
     kind        text NOT NULL,
