@@ -9,7 +9,7 @@ from typing import Any, Final
 
 _locks: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 no_fork: Final = threading.RLock()
-"""Forks wait for whoever holds it: for work in libraries with locks of their own, such as OpenSSL. Hold it briefly."""
+"""A fork waits until it is free. Hold it, briefly, for work in libraries with locks of their own, such as OpenSSL."""
 
 
 def fork_safe_lock() -> threading.Lock:

@@ -103,8 +103,9 @@ MAKING: Final = {
     "forwarder_fargate/farcall_forwarder/adapters/router.py": {"ROUTER"},
     "forwarder_fargate/farcall_forwarder/adapters/zap.py": {"ROUTER"},
 }
-#: Peers and forwarders that tests make without the product.
+#: Peers and forwarders that tests make without the product, and the hop that a benchmark measures.
 MADE_BY_TESTS: Final = {
+    "benchmarks/weight/driver.py",
     "tests/support/scripted_router.py",
     "tests/integration/test_forwarder_abuse.py",
     "tests/unit/test_sockets.py",
