@@ -189,18 +189,37 @@ def test_local_output_that_cannot_be_written_is_refused_before_the_call(
 
 
 @pytest.mark.parametrize("mode", ["r", "w"])
-def test_submitter_who_can_only_call_certain_functions_names_no_paths(
+@pytest.mark.parametrize(
+    ("configured", "submitter"),
+    [(False, "5f0e"), (True, "5f0e"), (True, "")],
+    ids=["other", "other, configured", "owner"],
+)
+def test_calls_of_certain_functions_only_name_no_paths(
+    tmp_path: Path, mode: Any, configured: bool, submitter: str
+) -> None:
+    """Nothing tells whether there is such a file, and nothing is made. A list of functions in the configuration binds
+    the owner, too: the cloud says whose task it is, and chooses the arguments."""
+    (tmp_path / "there").touch()
+    with worker_under_test(tmp_path, WorkerSettings(data_only=configured)) as worker:
+        for name in ("there", "new/missing"):
+            payload = payload_of(File(f"file://{tmp_path}/{name}", mode))
+            done, _ = answer(worker, Path("/"), double, payload, data_only=True, submitter=submitter)
+            assert done.error is not None
+            assert done.error["code"] == "FILE_DENIED"
+            assert "runs certain functions only" in str(done.error["message"])
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_the_owner_names_paths_where_the_list_of_functions_is_in_the_cloud(
     worker: WorkerUnderTest, tmp_path: Path, mode: Any
 ) -> None:
-    """Nothing tells whether there is such a file, and nothing is made."""
-    for name in ("there", "new/missing"):
-        (tmp_path / "there").touch()
-        payload = payload_of(File(f"file://{tmp_path}/{name}", mode))
-        done, _ = answer(worker, Path("/"), double, payload, data_only=True, submitter="5f0e")
-        assert done.error is not None
-        assert done.error["code"] == "FILE_DENIED"
-        assert "runs certain functions only" in str(done.error["message"])
-    assert not (tmp_path / "new").exists()
+    def touch(file: Any) -> None:
+        file.open(file.mode).close()
+
+    (tmp_path / "there").touch()
+    done, _ = answer(worker, Path("/"), touch, payload_of(File(f"file://{tmp_path}/there", mode)), data_only=True)
+    assert done.error is None
 
 
 def test_draft_of_a_task_that_raised_is_removed(worker: WorkerUnderTest, tmp_path: Path) -> None:

@@ -57,13 +57,13 @@ class _Placed(NamedTuple):
 class TaskFiles:
     """The files in the arguments of a task. Enter it before they are read; leave it when the task has ended.
 
-    :param data_only: whether submitters can only call certain functions.
+    :param no_local: whether the arguments may name no file of this machine.
     """
 
-    def __init__(self, order: Order, *, data_only: bool) -> None:
+    def __init__(self, order: Order, *, no_local: bool) -> None:
         self._directory = order.files_dir
         self._read_dir = order.read_dir
-        self._no_local = data_only and bool(order.submitter)
+        self._no_local = no_local
         self._draft = order.task_id.replace("/", "-")  # of a stage it is TASK/STAGE
         self._attempt = order.attempt
         self._placed: list[_Placed] = []

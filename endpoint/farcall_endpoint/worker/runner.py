@@ -259,7 +259,9 @@ class Runner:
         from farcall_common.file_arguments import without_files
         from farcall_endpoint.worker.files import TaskFiles
 
-        with TaskFiles(order, data_only=self._data_only or order.data_only) as call.files:
+        # A list of functions in the endpoint's configuration holds against the cloud, which says whose task this is.
+        no_local = self._data_only or (order.data_only and bool(order.submitter))
+        with TaskFiles(order, no_local=no_local) as call.files:
             call.payload = without_files(payload)
             return self._read(call) or self._call_function(call) or self._collect(call)
 
