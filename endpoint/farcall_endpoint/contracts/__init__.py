@@ -1,1 +1,1 @@
-"""Contracts between processes of an endpoint: messages, outcomes and settings that both sides know."""
+"""Contracts between processes of an endpoint: messages, outcomes, and the rules that both sides apply. No I/O."""

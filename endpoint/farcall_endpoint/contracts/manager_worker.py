@@ -295,9 +295,9 @@ class CallEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """To a worker: a direct edge to another one (:mod:`.edges`). The body is the descriptors of its socket and its
-    ledger, each as a range of a memory file. ``first``: which end of the ledger this is. With the number
-    :data:`MANAGER` it is the manager's ledger, without a socket."""
+    """To a worker: a direct edge to another one (:mod:`farcall_endpoint.worker.edges`). The body is the descriptors of
+    its socket and its ledger, each as a range of a memory file. ``first``: which end of the ledger this is. With the
+    number :data:`MANAGER` it is the manager's ledger, without a socket."""
 
     number: int
     first: bool

@@ -27,7 +27,8 @@ _MOST: Final = 31
 
 
 class AheadCalls:
-    """Calls that wait in a worker other than the one that computes their value, and connections between workers.
+    """Calls that wait in a worker for their value, which that worker or another one computes, and connections between
+    workers.
 
     :param workers: all workers of the manager.
     :param actions: the list of actions of the manager's core, for connections.
@@ -38,8 +39,8 @@ class AheadCalls:
         self._actions = actions
         self._waiting: dict[str, Worker] = {}  # by the id of the call
         self._before: dict[str, str] = {}  # by the id of a call: that of the one whose value it gets
-        self._running: set[str] = set()  # those, while their ends were not reported
-        self._early: dict[str, Callable[[], None]] = {}  # by the same: ends of calls behind them
+        self._running: set[str] = set()  # ids of calls before others, until their ends were reported
+        self._early: dict[str, Callable[[], None]] = {}  # by the id of a call before: the report of the end behind it
         self._connections: dict[tuple[int, int], int] = {}
         self._next_connection = 0
 

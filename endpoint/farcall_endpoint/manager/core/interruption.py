@@ -237,8 +237,7 @@ class Interruptions:
             if job.owner is not None and is_head and has_begun:
                 job.owner.sums.add(age_s)
                 job.owner.ran(job, now.epoch - age_s, now.epoch, worker.pid)
-            if not job.order.options.output_bytes:
-                output = None
+            own_output = output if job.order.options.output_bytes else None
             if stop is not None:
                 record = stop.record
                 if stop.state is TaskState.FAILED:
@@ -251,10 +250,10 @@ class Interruptions:
                     record.to_json(),
                     details=details if is_head else None,
                     is_retried=stop.is_retried,
-                    output=output,
+                    output=own_output,
                 )
             elif _is_kept(job, kept):
-                died = Died(task_id, event.reason, stdout_tail, stderr_tail, *(output or ()))
+                died = Died(task_id, event.reason, stdout_tail, stderr_tail, *(own_output or ()))
                 if used is not None and is_head:
                     died = msgspec.structs.replace(died, used=used)
                 self._reports.died(job, died)

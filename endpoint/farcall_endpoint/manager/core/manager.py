@@ -5,10 +5,10 @@ that short tasks do not wait for a round trip each (:mod:`farcall_endpoint.manag
 worker has not started can be recalled, so that no task waits behind a long one, and exactly one task was running when a
 worker died (:mod:`farcall_endpoint.manager.core.interruption`).
 
-A worker serves one submitter in one environment. It keeps them while others need no worker, and at least for a turn;
-then it is ended, and another one is started in its place (see :mod:`farcall_endpoint.manager.core.placement`). Before
-the first worker is started in an environment, that is prepared
-(:mod:`farcall_endpoint.manager.core.environment_states`).
+A worker serves one pair: a submitter (or all, where they share workers) with its latency class, in one environment. It
+keeps the pair while others need no worker, and at least for a turn; then it is ended, and another one is started in its
+place (see :mod:`farcall_endpoint.manager.core.placement`). Before the first worker is started in an environment, that
+is prepared (:mod:`farcall_endpoint.manager.core.environment_states`).
 """
 
 from __future__ import annotations
@@ -541,7 +541,7 @@ class ManagerCore:
             worker.stops.pop(done.task_id, None)
         if call is not None:
             if job.owner is not None:
-                # Of one whose value came before the word of it, the manager does not know when it began.
+                # A call that waited in the worker for its value: the manager does not know when the call began.
                 is_early = worker.awaits > 0 and self._ahead.waits(job)
                 said_s = max(0.0, done.ended_at - done.started_at)
                 job.owner.sums.add(min(said_s, measured_s) if is_early else measured_s)
@@ -573,8 +573,8 @@ class ManagerCore:
             pid=worker.pid,
             start_s=start_s,
         )
-        is_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
-        if is_over and not worker.recalling:
+        is_worker_over = self._stop_at is not None or (worker.tasks_left == 0 and not worker.jobs)
+        if is_worker_over and not worker.recalling:
             self._interruptions.kill(worker)
 
     def _fail(self, job: Job, record: ErrorRecord) -> None:

@@ -53,7 +53,7 @@ class Worker:
 
     It occupies a slot, unless it is ``parked``: warm without a place; or ``extra``: there for the calls of tasks that
     wait, and of this number, from 1 (see :mod:`.extra_workers`); or ``aside``: its task waited for calls, and another
-    submitter got its place; or one of a latency class (see :mod:`.latency_tasks`).
+    submitter got its place; or one of a latency class (see :mod:`.latency`).
     ``start_s``: how long its start took, until it has run the task that waited for it. ``tasks_left``: maximum
     number of further tasks; None: no limit. ``drives``: its task has made calls, and ``waits`` for one now. ``called``:
     functions that its tasks have sent, by hash. ``is_leaving``: it gets no more tasks. ``excess``: the limit that
