@@ -130,10 +130,9 @@ def leave_a_thread(name: str) -> None:
 
 def threads_named(name: str) -> list[Path]:
     found = []
-    for path in Path("/proc").glob("[0-9]*/task/*/comm"):
-        with contextlib.suppress(OSError):
-            if path.read_text().strip() == name:
-                found.append(path)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            found += [each for each in process.glob("task/*/comm") if each.read_text().strip() == name]
     return found
 
 
