@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without-path", action="store_true", help="measure the engine only")
     options = parse_options(parser, "weight.json")
+    if not options.change:
+        parser.error("--change is empty: say what changed, as in make bench-weight CHANGE='fewer records'")
     rows = json.loads(options.output.read_text())["rows"] if options.output.exists() else []
     row = {"commit": _commit(), "change": options.change, "engine": engine_in_turns(options.rounds)}
     if not options.without_path:

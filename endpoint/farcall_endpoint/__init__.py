@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
+
+from farcall_common import later
 
 if TYPE_CHECKING:
     from farcall_common.chains import chain
@@ -23,6 +24,4 @@ _PLACES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return later(__name__, _PLACES, name)

@@ -8,8 +8,9 @@ This package unpickles what is in a store: it is for clients and workers only. A
 nothing else of it.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any, Final
+
+from farcall_common import later
 
 if TYPE_CHECKING:
     from farcall_common.object_keys import Key
@@ -37,6 +38,4 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    return later(__name__, _MODULES, name)
